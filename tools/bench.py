@@ -1,0 +1,291 @@
+"""Measure minice against the prototype and onnxruntime, interleaved, in one run.
+
+    python tools/bench.py [--rounds 9] [--threads 2] [--json FILE]
+
+Throughput: 100 passages of 25 to 180 words with one query, encoded once; every system scores the same pairs in
+turn, round after round, so that a change in the machine's speed meets all of them. Medians are printed, with the
+ratio to minice of the median of the per-round ratios. The machine's absolute speed means little; the ratios do.
+
+Processes: time of ``import minice`` inside a fresh interpreter; a cold ``minice rerank`` of 20 passages from
+process start to last byte, and that process's peak memory.
+
+What a run needs and does not find (onnxruntime, the fp32 model or the prototype in ../shared) is said and left out.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minice.artifacts.lock import shipped_lock
+from minice.artifacts.store import open_model
+from minice.encoding.batching import pad_pairs, plan_batches
+from minice.encoding.pairs import PairEncoding
+from minice.encoding.tokenizer import PairTokenizer
+from minice.engines import open_engine
+from minice.engines.bert import BertWeights, recognize_bert
+from minice.engines.onnx_file import read_onnx
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+QUERY = "how do i undo the last commit without losing my changes"
+ORT_BUDGET = 4096  # padded tokens
+
+System = Callable[[], Sequence[float] | NDArray[np.float32]]
+
+
+def passages(tokenizer_json: bytes, count: int, fewest: int, most: int, *, seed: int = 7) -> list[str]:
+    """Seeded passages of ``fewest`` to ``most`` whole words of the vocabulary."""
+    vocabulary = json.loads(tokenizer_json)["model"]["vocab"]
+    words = sorted(word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 2)
+    chosen = random.Random(seed)
+    return [" ".join(chosen.choices(words, k=chosen.randint(fewest, most))) for _ in range(count)]
+
+
+def onnxruntime_system(model: bytes, pairs: list[PairEncoding], threads: int) -> System:
+    """Plain onnxruntime: length-sorted batches of at most ORT_BUDGET padded tokens, intra-op threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run() -> NDArray[np.float32]:
+        logits = np.empty(len(pairs), np.float32)
+        for batch in plan_batches([len(pair) for pair in pairs], max_batch_tokens=ORT_BUDGET):
+            padded = pad_pairs([pairs[index] for index in batch])
+            feeds = {
+                "input_ids": padded.input_ids,
+                "attention_mask": padded.attention_mask,
+                "token_type_ids": padded.token_type_ids,
+            }
+            logits[batch] = session.run(None, feeds)[0].reshape(-1)
+        return logits
+
+    return run
+
+
+def prototype_system(weights: BertWeights, pairs: list[PairEncoding], threads: int) -> System:
+    """The prototype with its own arrangement: workers run whole batches of about 2,048 tokens."""
+    from threadpoolctl import threadpool_limits
+
+    module = _load_prototype()
+    model = _prototype_model(module, weights)
+    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i]))
+    batches: list[list[int]] = []
+    used = 0
+    for index in order:
+        if not batches or used + len(pairs[index]) > 2048:
+            batches.append([])
+            used = 0
+        batches[-1].append(index)
+        used += len(pairs[index])
+
+    def forward(batch: list[int]) -> Any:
+        chosen = [pairs[index] for index in batch]
+        return module.forward(
+            model,
+            np.concatenate([pair.input_ids for pair in chosen]),
+            np.concatenate([pair.token_type_ids for pair in chosen]),
+            [len(pair) for pair in chosen],
+        )
+
+    def run() -> NDArray[np.float32]:
+        logits = np.empty(len(pairs), np.float32)
+        with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+            for batch, values in zip(batches, pool.map(forward, batches), strict=True):
+                logits[batch] = values
+        return logits
+
+    return run
+
+
+def _load_prototype() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ragged_bert", SHARED / "prototype" / "ragged_bert.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(SHARED / "prototype")
+    module = importlib.util.module_from_spec(spec)
+    # It reads its weights from safetensors; here they come from the ONNX file that everybody else runs.
+    sys.modules.setdefault("safetensors", ModuleType("safetensors"))
+    sys.modules.setdefault("safetensors.numpy", ModuleType("safetensors.numpy"))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _prototype_model(module: ModuleType, weights: BertWeights) -> Any:
+    model = module.Bert.__new__(module.Bert)
+    scale = np.float32(1 / np.sqrt(weights.head_size))
+    model.we = np.array(weights.word_embeddings.values)
+    model.pe = np.array(weights.position_embeddings)
+    model.te = np.array(weights.token_type_embeddings)
+    model.eg, model.eb = weights.embedding_norm.weight, weights.embedding_norm.bias
+    model.L = []
+    for layer in weights.layers:
+        q, k, v = (linear.weight.dense() for linear in (layer.query, layer.key, layer.value))
+        model.L.append(
+            {
+                "qkv": np.ascontiguousarray(np.concatenate([q * scale, k, v], 1)),
+                "qkvb": np.concatenate([layer.query.bias * scale, layer.key.bias, layer.value.bias]),
+                "o": layer.attention_output.weight.dense(),
+                "ob": layer.attention_output.bias,
+                "g1": layer.attention_norm.weight,
+                "b1": layer.attention_norm.bias,
+                "f1": layer.intermediate.weight.dense(),
+                "f1b": layer.intermediate.bias,
+                "f2": layer.output.weight.dense(),
+                "f2b": layer.output.bias,
+                "g2": layer.output_norm.weight,
+                "b2": layer.output_norm.bias,
+            }
+        )
+    model.pw, model.pb = weights.pooler.weight.dense(), weights.pooler.bias
+    model.cw, model.cb = weights.classifier.weight.dense(), weights.classifier.bias
+    return model
+
+
+def throughput(rounds: int, threads: int) -> tuple[dict[str, Any], list[str]]:
+    """Interleaved medians of every system that this machine has, and what was left out."""
+    left_out: list[str] = []
+    pin = shipped_lock().find("minice-l6")
+    int8 = open_model(pin, environ={})
+    pairs = PairTokenizer.from_bytes(int8.tokenizer).encode(
+        QUERY, passages(int8.tokenizer, 100, 25, 180), max_length=pin.max_length
+    )
+    models = {"int8": int8.model}
+    if SHARED.is_dir():
+        models["fp32"] = open_model(pin, model_dir=SHARED / "models" / "minice-l6", precision="fp32").model
+    else:
+        left_out.append("fp32 and the prototype: no ../shared")
+    systems: dict[str, System] = {}
+    for precision, model in models.items():
+        engine = open_engine(model, threads=threads)
+        systems[f"minice numpy, {precision}"] = lambda engine=engine: engine.logits(pairs)  # type: ignore[misc]
+    if "fp32" in models:
+        weights = recognize_bert(read_onnx(models["fp32"]))
+        systems["prototype, fp32"] = prototype_system(weights, pairs, threads)
+    if importlib.util.find_spec("onnxruntime"):
+        for precision, model in models.items():
+            name = f"onnxruntime, sorted, {ORT_BUDGET} padded tokens, {precision}"
+            systems[name] = onnxruntime_system(model, pairs, threads)
+    else:
+        left_out.append("onnxruntime: not installed (pip install 'minice[bench]')")
+    times = _interleave(systems, rounds)
+    reference = "minice numpy, fp32" if "fp32" in models else "minice numpy, int8"
+    rows = {
+        name: {
+            "median_ms": statistics.median(values) * 1000,
+            "pairs_per_s": len(pairs) / statistics.median(values),
+            "time_relative_to_minice": statistics.median(
+                mine / ours for mine, ours in zip(values, times[reference], strict=True)
+            ),
+        }
+        for name, values in times.items()
+    }
+    return {"tokens": sum(map(len, pairs)), "reference": reference, "systems": rows}, left_out
+
+
+def _interleave(systems: dict[str, System], rounds: int) -> dict[str, list[float]]:
+    """Run every system once a round, after one round that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for round_ in range(rounds + 1):
+        for name, run in systems.items():
+            start = time.perf_counter()
+            run()
+            if round_:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def import_time(rounds: int) -> float:
+    """Median seconds of ``import minice`` inside a fresh interpreter."""
+    code = "import time; start = time.perf_counter(); import minice; print(time.perf_counter() - start)"
+    return statistics.median(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(rounds)
+    )
+
+
+def cold_rerank(rounds: int) -> dict[str, float]:
+    """Median wall seconds and peak MiB of ``minice rerank`` over 20 passages, each run in a new process."""
+    tokenizer = open_model(shipped_lock().find("minice-l6"), environ={}).tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "passages.txt"
+        path.write_text("\n".join(passages(tokenizer, 20, 25, 180)), encoding="utf-8")
+        runs = [_measure([sys.executable, "-m", "minice", "rerank", QUERY, str(path)]) for _ in range(rounds)]
+    return {
+        "wall_s": statistics.median(wall for wall, _ in runs),
+        "peak_mib": statistics.median(peak for _, peak in runs),
+    }
+
+
+def _measure(command: list[str]) -> tuple[float, float]:
+    """Wall seconds from start to last byte, and peak resident MiB, of one process."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    if process.stdout is None or not process.stdout.read():
+        raise RuntimeError(f"no output from {command}")
+    wall = time.perf_counter() - start
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode} from {command}")
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
+    return wall, usage.ru_maxrss / unit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write everything to this file as well")
+    options = parser.parse_args()
+    table, left_out = throughput(options.rounds, options.threads)
+    result = {
+        "machine": {"processor": _processor(), "cpus": os.cpu_count(), "python": platform.python_version()},
+        "versions": {name: version(name) for name in ("numpy", "tokenizers", "threadpoolctl")},
+        "throughput": table,
+        "import_s": import_time(options.rounds),
+        "cold_rerank": cold_rerank(options.rounds),
+        "left_out": left_out,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{_processor()}, {options.threads} threads; {table['tokens']} tokens in 100 pairs; {options.rounds} rounds\n"
+    )
+    print("| system | median ms | pairs/s | time relative to minice |\n|---|--:|--:|--:|")
+    for name, row in table["systems"].items():
+        print(f"| {name} | {row['median_ms']:.0f} | {row['pairs_per_s']:.1f} | {row['time_relative_to_minice']:.2f} |")
+    cold = result["cold_rerank"]
+    print(f"\nimport minice: {result['import_s']:.3f} s")
+    print(f"cold minice rerank of 20 passages: {cold['wall_s']:.2f} s, peak {cold['peak_mib']:.0f} MiB")
+    for line in left_out:
+        print(f"left out: {line}")
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()
