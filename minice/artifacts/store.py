@@ -1,0 +1,667 @@
+"""The store: finds a model's files, verifies them, and hands out their bytes. Nothing else reads model bytes.
+
+A file is opened once and read into memory once; that buffer is hashed, and that buffer is what engines and
+tokenizers get. Nothing is ever written, so a read-only folder works.
+"""
+
+import errno
+import hashlib
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from minice.artifacts.lock import PRECISIONS, FilePin, Lock, ModelPin, shipped_lock
+from minice.artifacts.receipt import (
+    LARGEST_RECEIPT,
+    SCHEME,
+    Digest,
+    Receipt,
+    parse_receipt,
+    quantized_path,
+    receipt_path,
+)
+from minice.errors import ConfigError, InputError, IntegrityError, ModelNotFoundError
+
+DEFAULT_MODEL: Final = "minice-l6"
+BUILTIN: Final = Path(__file__).resolve().parent / "builtin"
+
+_POINTER: Final = b"version https://git-lfs"
+_LARGEST_POINTER: Final = 1024  # bytes; the format's own limit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VerifiedFile:
+    """Bytes whose size and SHA-256 were found to be the pinned ones.
+
+    Attributes:
+        pin: What they were compared with.
+        path: Where they were read, for people; opening it again would be another file.
+        data: The bytes that were hashed.
+        sha256: 64 lowercase hex digits.
+    """
+
+    pin: FilePin
+    path: str
+    data: bytes
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelFiles:
+    """What a scorer needs of a model, verified.
+
+    Attributes:
+        pin: The model that was asked for.
+        precision: "fp32" or "int8".
+        scheme: How the weights are stored: "fp32" or "int8-weight-only/1".
+        model: The ONNX file's bytes.
+        tokenizer: The tokenizer.json file's bytes.
+        model_sha256: Digest of ``model``, 64 lowercase hex digits.
+        paths: Role to path, for people.
+    """
+
+    pin: ModelPin
+    precision: str
+    scheme: str
+    model: bytes
+    tokenizer: bytes
+    model_sha256: str
+    paths: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileReport:
+    """What is on disk of one file of a model.
+
+    Attributes:
+        role: As in the lock.
+        precision: As in the lock; "int8" for a file that `minice quantize` wrote.
+        name: Path in the pin.
+        path: Where the file lies, or None.
+        size: Expected bytes; None for a quantized file whose receipt is unusable.
+        status: "ok" (hashed) or "present" (right size, not hashed); "missing", or "absent" for an optional
+            file; else what is wrong: "truncated", "too-long", "mismatch", "pointer", "external-data",
+            "not-a-file", "outside", "unreadable", "changed" or "receipt".
+        message: The same as a sentence; empty if there is nothing to say.
+    """
+
+    role: str
+    precision: str | None
+    name: str
+    path: str | None
+    size: int | None
+    status: str
+    message: str
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with the file: it may be used, or need not be there."""
+        return self.status in ("ok", "present", "absent")
+
+
+def open_model(
+    pin: ModelPin,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    precision: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    lock: Lock | None = None,
+) -> ModelFiles:
+    """Find, read and verify a model's graph and tokenizer.
+
+    A folder that is given, by ``model_dir`` or by ``MINICE_MODEL_DIR``, is the only place looked in.
+    Otherwise the files lie in ``MINICE_HOME/<id>/``; those of the embedded model come with the package. In a
+    folder the pin's path is tried first, then its base name. The first file found is the one: if it is bad,
+    that is an error and no reason to look further.
+
+    Args:
+        pin: Which model.
+        model_dir: The only folder to look in.
+        precision: "fp32" or "int8"; None takes the pin's first model file. "int8" of a pin that has none is
+            the file that `minice quantize` wrote beside the fp32 file, by its receipt.
+        environ: Where ``MINICE_MODEL_DIR``, ``MINICE_HOME`` and the user's folders are taken from; a blank
+            value is unset.
+        lock: Whose other models error messages may point to; the shipped lock by default.
+
+    Raises:
+        ConfigError: The pin cannot have that precision, or the folder's name is none.
+        ModelNotFoundError: A file is missing; says where it was looked for, and by what names.
+        IntegrityError: A file is not the pinned one; says in what way.
+    """
+    wanted = _wanted(pin, precision)
+    search = _search(pin, model_dir, environ)
+    tokenizer = pin.file("tokenizer")
+    missing = [file for file in (wanted.pin, tokenizer) if search.find(file.path) is None]
+    if missing:
+        raise _not_found(search, wanted, missing, lock)
+    try:
+        model = _verified_model(search, wanted)
+    except _Refused as refusal:
+        raise refusal.as_error(pin, wanted.pin, _instead(search, wanted, lock)) from None
+    try:
+        vocabulary = _verified(search, tokenizer)
+    except _Refused as refusal:
+        raise refusal.as_error(pin, tokenizer, _replace(search, tokenizer)) from None
+    return ModelFiles(
+        pin=pin,
+        precision=str(wanted.pin.precision),
+        scheme=SCHEME if wanted.pin.precision == "int8" else "fp32",
+        model=model.data,
+        tokenizer=vocabulary.data,
+        model_sha256=model.sha256,
+        paths={"model": model.path, "tokenizer": vocabulary.path},
+    )
+
+
+def locate(
+    pin: ModelPin,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[FileReport, ...]:
+    """Report where each file of a model lies and whether its size is right; reads no model byte.
+
+    Raises:
+        ConfigError: The folder's name is none. Never raises for a bad file.
+    """
+    return _report(pin, model_dir, environ, hashing=False)
+
+
+def inspect(
+    pin: ModelPin,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[FileReport, ...]:
+    """Read and hash each file of a model, and report what was found, in the order of the lock.
+
+    Raises:
+        ConfigError: The folder's name is none. Never raises for a bad file.
+    """
+    return _report(pin, model_dir, environ, hashing=True)
+
+
+def read_unpinned(path: Path, expected: Digest | None = None) -> bytes:
+    """Read a model file that somebody names by its path, for tools that make other files of it.
+
+    Raises:
+        InputError: It cannot be read.
+        IntegrityError: It is not what was expected.
+    """
+    try:
+        return _read(_Found(path=path, root=None), expected, limit=None)
+    except _Refused as refusal:
+        if expected is not None and refusal.status in ("truncated", "too-long", "mismatch", "pointer"):
+            raise IntegrityError(refusal.message, where=str(path)) from None
+        raise InputError(refusal.message, where="source") from None
+
+
+def model_folder(
+    pin: ModelPin,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Path:
+    """Return the folder that holds a model's own files: the one given, else ``MINICE_HOME/<id>``.
+
+    Raises:
+        ConfigError: The folder's name is none, or no folder of the user is known.
+    """
+    search = _search(pin, model_dir, environ)
+    if search.folder is None:
+        raise ConfigError("the user has no home folder; set it to a folder", where="MINICE_HOME")
+    return search.folder
+
+
+# --- where to look -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A name that exists on disk. Files of ``root`` may not leave it by a link; None trusts all links."""
+
+    path: Path
+    root: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Search:
+    """The places of one model, in order.
+
+    ``folder`` is the user's one, ``origin`` the option that named it (empty: the default), and ``only``
+    whether it is the only place.
+    """
+
+    pin: ModelPin
+    folder: Path | None
+    origin: str
+    only: bool
+
+    @property
+    def builtin(self) -> bool:
+        return self.pin.embedded and not self.only
+
+    def candidates(self, path: str) -> Iterator[_Found]:
+        names = dict.fromkeys((path, path.rpartition("/")[2]))
+        if self.builtin:
+            # First, so that an older or damaged copy in the user's folder cannot break a fresh install. Links
+            # are fine: some installers make every file of a package a link into their cache.
+            yield from (_Found(path=BUILTIN / name, root=None) for name in names)
+        if self.folder is not None:
+            yield from (_Found(path=self.folder / name, root=self.folder) for name in names)
+
+    def find(self, path: str) -> _Found | None:
+        return next((found for found in self.candidates(path) if _exists(found.path)), None)
+
+
+def _exists(path: Path) -> bool:
+    """Whether something has this name. If that cannot be known, then yes: reading will say why."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _search(pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> _Search:
+    if model_dir is not None:
+        return _Search(pin=pin, folder=_folder(model_dir, "model_dir"), origin="model_dir", only=True)
+    given = _setting(environ, "MINICE_MODEL_DIR")
+    if given is not None:
+        folder = _folder(given, "MINICE_MODEL_DIR")
+        return _Search(pin=pin, folder=folder, origin="MINICE_MODEL_DIR", only=True)
+    home = _setting(environ, "MINICE_HOME")
+    if home is not None:
+        folder = _folder(home, "MINICE_HOME") / pin.id
+        return _Search(pin=pin, folder=folder, origin="MINICE_HOME", only=False)
+    data = _user_data_folder(environ)
+    return _Search(pin=pin, folder=None if data is None else data / "minice" / pin.id, origin="", only=False)
+
+
+def _folder(value: str | os.PathLike[str], where: str) -> Path:
+    try:
+        text = os.fsdecode(value)
+    except TypeError:
+        raise ConfigError(f"expected a folder, got {type(value).__name__}", where=where) from None
+    if not text.strip() or "\0" in text:
+        raise ConfigError(f"expected a folder, got {text!r}", where=where)
+    try:
+        return Path(text).absolute()
+    except OSError:  # the working directory was deleted; nothing will be found, and messages say where
+        return Path(text)
+
+
+def _setting(environ: Mapping[str, str], name: str) -> str | None:
+    """An environment variable; a blank one is unset."""
+    value = environ.get(name, "")
+    return value if value.strip() else None
+
+
+def _user_data_folder(environ: Mapping[str, str]) -> Path | None:
+    """The platform's folder for a user's data, or None for an account that has none."""
+    if sys.platform == "win32":
+        local = _setting(environ, "LOCALAPPDATA")
+        return None if local is None else Path(local)
+    home = _home(environ)
+    if sys.platform == "darwin":
+        return None if home is None else home / "Library" / "Application Support"
+    data = _setting(environ, "XDG_DATA_HOME")
+    if data is not None and Path(data).is_absolute():  # the specification says to ignore a relative one
+        return Path(data)
+    return None if home is None else home / ".local" / "share"
+
+
+def _home(environ: Mapping[str, str]) -> Path | None:
+    home = _setting(environ, "HOME")
+    if home is not None:
+        return Path(home)
+    try:
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError):  # containers run as users that no passwd file names
+        return None
+
+
+# --- what is wanted ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """A model file: a pinned one, or the int8 file made from the pinned ``source``.
+
+    Size and digest of the latter are in its receipt; until that is read they are those of the source.
+    """
+
+    pin: FilePin
+    source: FilePin | None = None
+
+
+def _wanted(pin: ModelPin, precision: str | None) -> _Wanted:
+    if precision is None or precision in pin.precisions:
+        return _Wanted(pin=pin.file("model", precision))
+    if precision == "int8" and "fp32" in pin.precisions:
+        return _made_from(pin.file("model", "fp32"))
+    known = ", ".join(name for name in PRECISIONS if name in pin.precisions or "fp32" in pin.precisions)
+    raise ConfigError(f"{pin.id!r} has no precision {precision!r}; known: {known}", where="precision")
+
+
+def _made_from(source: FilePin) -> _Wanted:
+    made = FilePin(
+        role="model",
+        precision="int8",
+        path=quantized_path(source.path),
+        size=source.size,
+        sha256=source.sha256,
+        optional=True,
+    )
+    return _Wanted(pin=made, source=source)
+
+
+# --- reading -------------------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    """A file that is there and is not used; becomes an error or a line of a report."""
+
+    def __init__(self, status: str, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.where = where
+
+    def as_error(self, pin: ModelPin, file: FilePin, next_step: str) -> IntegrityError:
+        return IntegrityError(f"{self.message}. {next_step}", where=f"{pin.id}/{file.path}{self.where}")
+
+
+def _verified_model(search: _Search, wanted: _Wanted) -> VerifiedFile:
+    if wanted.source is None:
+        return _verified(search, wanted.pin)
+    return _verified(search, _receipted(search, wanted))
+
+
+def _verified(search: _Search, pin: FilePin) -> VerifiedFile:
+    found = search.find(pin.path)
+    if found is None:  # it was there a moment ago
+        raise _Refused("changed", f"{pin.path!r} was removed while it was being opened")
+    data = _read(found, Digest(sha256=pin.sha256, size=pin.size))
+    return VerifiedFile(pin=pin, path=str(found.path), data=data, sha256=pin.sha256)
+
+
+def _receipted(search: _Search, wanted: _Wanted) -> FilePin:
+    """Return a pin of the int8 file that is there, as its receipt vouches for it."""
+    found, source = search.find(wanted.pin.path), wanted.source
+    if found is None or source is None:
+        raise _Refused("changed", f"{wanted.pin.path!r} was removed while it was being opened")
+    beside = _Found(path=Path(receipt_path(str(found.path))), root=found.root)
+    if not _exists(beside.path):
+        raise _Refused("receipt", f"{str(found.path)!r} has no receipt beside it, which would say what it was made of")
+    try:
+        receipt = parse_receipt(_read(beside, None))
+        _check_receipt(receipt, source)
+    except IntegrityError as error:
+        where = receipt_path("") + (f":{error.where}" if error.where else "")
+        raise _Refused("receipt", f"{str(beside.path)!r}: {error}", where=where) from None
+    return FilePin(
+        role="model",
+        precision="int8",
+        path=wanted.pin.path,
+        size=receipt.result.size,
+        sha256=receipt.result.sha256,
+        optional=True,
+    )
+
+
+def _check_receipt(receipt: Receipt, source: FilePin) -> None:
+    if receipt.source.sha256 != source.sha256:
+        got = f"{receipt.source.sha256[:8]}..."
+        raise IntegrityError(
+            f"it was made from another file: expected {source.sha256[:8]}..., got {got}",
+            where="source.sha256",
+        )
+    if receipt.source.size != source.size:
+        raise IntegrityError(f"expected {source.size:,}, got {receipt.source.size:,}", where="source.size")
+    if receipt.result.size > source.size:  # so that no receipt makes us read more than the pin does
+        raise IntegrityError(
+            f"expected at most {source.size:,}, the size of the source, got {receipt.result.size:,}",
+            where="result.size",
+        )
+
+
+def _read(
+    found: _Found,
+    expected: Digest | None,
+    *,
+    only_size: bool = False,
+    limit: int | None = LARGEST_RECEIPT,
+) -> bytes:
+    """Read a file once and verify what was read; without an expectation, read one up to a limit as it is.
+
+    With ``only_size`` nothing is read: whether it is a file, and of the right size, is all that is checked.
+    """
+    shown = repr(str(found.path))
+    try:
+        return _read_regular(found, expected, shown, only_size=only_size, limit=limit)
+    except FileNotFoundError:
+        if os.path.islink(found.path):  # noqa: PTH114 - Path.is_symlink may raise
+            target = os.path.realpath(found.path)
+            raise _Refused("unreadable", f"{shown} is a link to {target!r}, which does not exist") from None
+        raise _Refused("changed", f"{shown} was removed while it was being opened") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _Refused("unreadable", f"{shown} is a link that leads back to itself") from None
+        reason = error.strerror or type(error).__name__
+        raise _Refused("unreadable", f"{shown} cannot be read: {reason}") from None
+
+
+def _read_regular(found: _Found, expected: Digest | None, shown: str, *, only_size: bool, limit: int | None) -> bytes:
+    path = _resolved(found, shown)
+    # Before opening, because opening a device can do things; O_NONBLOCK is for one that appears in between.
+    _check_regular(path.stat(), shown)
+    with open(path, "rb", opener=_open) as file:
+        before = os.fstat(file.fileno())
+        _check_regular(before, shown)
+        if expected is not None and before.st_size != expected.size:
+            raise _wrong_size(found, before.st_size, expected.size, file.read(_LARGEST_POINTER), shown)
+        if expected is None and limit is not None and before.st_size > limit:
+            raise _Refused("too-long", f"{shown} is too long: {before.st_size:,} bytes, at most {limit:,}")
+        if only_size:
+            return b""
+        data = file.read(before.st_size + 1)  # one more byte than there should be shows that it grew
+        after = os.fstat(file.fileno())
+    # No look at the path again: a file that replaced this one in the meantime is not what is in the buffer.
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    if not same or len(data) != before.st_size:
+        raise _Refused("changed", f"{shown} changed while it was being read; try again when nothing writes to it")
+    if expected is not None:
+        got = hashlib.sha256(data).hexdigest()
+        if got != expected.sha256:
+            raise _Refused("mismatch", f"sha256 mismatch in {shown}: expected {expected.sha256}, got {got}")
+    return data
+
+
+def _open(path: str, flags: int) -> int:
+    # The path is resolved already, so a link in its last place is one that was put there since.
+    extra = ("O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW")
+    return os.open(path, flags | sum(getattr(os, name, 0) for name in extra))
+
+
+def _resolved(found: _Found, shown: str) -> Path:
+    """Follow all links; refuse those that lead out of the root (which may be a link itself)."""
+    path = Path(os.path.realpath(found.path))
+    if found.root is not None and not path.is_relative_to(os.path.realpath(found.root)):
+        raise _Refused(
+            "outside",
+            f"{shown} is a link that leaves its folder, to {str(path)!r}; expected the file itself (cp -L copies "
+            "what a link stands for)",
+        )
+    return path
+
+
+def _check_regular(status: os.stat_result, shown: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        raise _Refused("not-a-file", f"{shown} is not a regular file but {kind}")
+
+
+def _wrong_size(found: _Found, got: int, expected: int, head: bytes, shown: str) -> _Refused:
+    if got <= _LARGEST_POINTER and head.startswith(_POINTER):
+        return _Refused(
+            "pointer",
+            f"{shown} is a Git LFS pointer of {got:,} bytes and not the file of {expected:,} bytes that it "
+            "stands for; git lfs pull gets that where it came from",
+        )
+    outside = [found.path.name + ending for ending in ("_data", ".data")]
+    for name in outside:
+        if got < expected and _exists(found.path.with_name(name)):
+            return _Refused(
+                "external-data",
+                f"{shown} keeps its weights in an external data file, {name!r}, which is refused; expected one "
+                f"file of {expected:,} bytes, got {got:,}",
+            )
+    if got < expected:
+        return _Refused("truncated", f"{shown} is truncated: expected {expected:,} bytes, got {got:,}")
+    return _Refused("too-long", f"{shown} is too long: expected {expected:,} bytes, got {got:,}")
+
+
+# --- what errors say -----------------------------------------------------------------------------------
+
+
+def _described(pin: FilePin) -> str:
+    return f"{pin.path} ({pin.size:,} bytes, sha256 {pin.sha256[:8]}...)"
+
+
+def _source(pin: ModelPin) -> str:
+    """Where people get a model's files from."""
+    return f", as published in {pin.repository} at revision {pin.revision}" if pin.repository else ""
+
+
+def _how_to_get(search: _Search, files: list[FilePin]) -> str:
+    """The next step for somebody who lacks files; the one place that says how a model is installed."""
+    wanted = " and ".join(_described(file) for file in files)
+    folder = "a folder and name it by MINICE_MODEL_DIR" if search.folder is None else repr(str(search.folder))
+    return f"Put {wanted} into {folder}{_source(search.pin)}"
+
+
+def _replace(search: _Search, file: FilePin) -> str:
+    """The next step for somebody who has a bad file."""
+    found = search.find(file.path)
+    if found is not None and found.root is None:
+        return "Install minice again: the file is part of it"
+    return f"Replace it by {_described(file)}{_source(search.pin)}"
+
+
+def _instead(search: _Search, wanted: _Wanted, lock: Lock | None) -> str:
+    """The next step for somebody who has a bad model file."""
+    found = search.find(wanted.pin.path)
+    if found is None or found.root is not None:
+        other = _other_models(search, wanted, lock)
+        if other:
+            return other
+    if wanted.source is not None:
+        return f"Run: minice quantize {_quantize_target(search)}"
+    return _replace(search, wanted.pin)
+
+
+def _quantize_target(search: _Search) -> str:
+    return shlex.quote(str(search.folder)) if search.only else search.pin.id
+
+
+def _not_found(search: _Search, wanted: _Wanted, missing: list[FilePin], lock: Lock | None) -> ModelNotFoundError:
+    folder = search.folder
+    names = " and no ".join(" or ".join(dict.fromkeys((repr(file.path), repr(file.name)))) for file in missing)
+    problem = f"{search.pin.id!r} is not on disk: no {names} in {_places(search)}"
+    if search.only and folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir may raise
+        state = "is not a folder" if _exists(folder) else "does not exist"
+        problem = f"{search.pin.id!r} is not on disk: {str(folder)!r}, named by {search.origin}, {state}"
+    step = _other_models(search, wanted, lock) if wanted.pin in missing else ""
+    if not step and wanted.source is not None and wanted.pin in missing:
+        fp32 = [wanted.source, *(file for file in missing if file is not wanted.pin)]
+        step = f"{_how_to_get(search, fp32)}, then run: minice quantize {_quantize_target(search)}"
+    return ModelNotFoundError(f"{problem}. {step or _how_to_get(search, missing)}", where=f"{search.pin.id}")
+
+
+def _places(search: _Search) -> str:
+    if search.folder is None:
+        return "any place: the user has no home folder, and neither MINICE_HOME nor MINICE_MODEL_DIR is set"
+    shown = repr(str(search.folder))
+    if search.only:
+        return f"{shown} ({search.origin} names it, so no other place is searched)"
+    if search.builtin:
+        shown = f"the package or {shown}"
+    return f"{shown} ({search.origin or 'the default of MINICE_HOME'})"
+
+
+def _other_models(search: _Search, wanted: _Wanted, lock: Lock | None) -> str:
+    """Say which known model or precision the folder does hold, if its bytes are one; else nothing."""
+    lock = shipped_lock() if lock is None else lock
+    pins = [search.pin, *(pin for pin in lock.models if pin.id != search.pin.id)]
+    for pin in pins:
+        place = _Search(pin=pin, folder=search.folder, origin=search.origin, only=True)
+        for other in _model_files(pin):
+            if (pin is search.pin and other == wanted) or place.find(other.pin.path) is None:
+                continue
+            try:
+                _verified_model(place, other)
+            except _Refused:
+                continue
+            precision = other.pin.precision
+            if pin is search.pin:
+                made = f", or run: minice quantize {_quantize_target(search)}" if wanted.source else ""
+                return f'The {precision} file of this model is there: use precision="{precision}"{made}'
+            return f"That folder holds another model, {pin.id!r} in {precision}: name that one to use it"
+    return ""
+
+
+def _model_files(pin: ModelPin) -> list[_Wanted]:
+    """Every model file a pin can have: the pinned ones, and an int8 file where it pins none."""
+    files = [_Wanted(pin=file) for file in pin.files if file.role == "model"]
+    if "fp32" in pin.precisions and "int8" not in pin.precisions:
+        files.append(_made_from(pin.file("model", "fp32")))
+    return files
+
+
+# --- reports -------------------------------------------------------------------------------------------
+
+
+def _report(
+    pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str], *, hashing: bool
+) -> tuple[FileReport, ...]:
+    search = _search(pin, model_dir, environ)
+    files = [_Wanted(pin=file) for file in pin.files]
+    # A file that minice quantize may have made is worth a line only where it is there.
+    files += [made for made in _model_files(pin) if made.source and search.find(made.pin.path)]
+    return tuple(_report_file(search, wanted, hashing=hashing) for wanted in files)
+
+
+def _report_file(search: _Search, wanted: _Wanted, *, hashing: bool) -> FileReport:
+    pin = wanted.pin
+    found = search.find(pin.path)
+    size: int | None = pin.size if wanted.source is None else None
+    if found is None:
+        status, message = ("absent", "optional") if pin.optional else ("missing", _how_to_get(search, [pin]))
+    else:
+        status, message = ("ok" if hashing else "present"), ""
+        try:
+            if wanted.source is not None:
+                pin = _receipted(search, wanted)
+                size = pin.size
+            _read(found, Digest(sha256=pin.sha256, size=pin.size), only_size=not hashing)
+        except _Refused as refusal:
+            status, message = refusal.status, refusal.message
+    return FileReport(
+        role=pin.role,
+        precision=pin.precision,
+        name=pin.path,
+        path=None if found is None else str(found.path),
+        size=size,
+        status=status,
+        message=message,
+    )
