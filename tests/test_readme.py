@@ -1,0 +1,134 @@
+"""README.md is true: its examples run and print what it shows, and its tables say what the code says."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minice
+from minice import errors
+from minice.artifacts.lock import shipped_lock
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+_FENCE = re.compile(r"(?P<mark><!-- command: [\w-]+ -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def examples():
+    """(kind, code, shown output or None) of every block that is to run here, in order."""
+    found = []
+    for block in _FENCE.finditer(README):
+        if block["mark"]:
+            continue  # installs from an index: .ci/run runs these
+        if block["kind"] == "text":
+            kind, code, _ = found[-1]
+            found[-1] = (kind, code, block["code"])
+        else:
+            found.append((block["kind"], block["code"], None))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs one example in a folder that all share, with ``minice`` on the path and without a network."""
+    folder = tmp_path_factory.mktemp("readme")
+    tools = tmp_path_factory.mktemp("bin")
+    command = tools / "minice"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m minice "$@"\n')
+    command.chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MINICE_")}
+    environment = inherited | {
+        "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "MINICE_HOME": str(folder / "home"),
+        "COLUMNS": "100",
+    }
+
+    def run(kind, code):
+        start = {"sh": ["sh", "-e", "-c", code], "python": [sys.executable, "-W", "error", "-c", code]}[kind]
+        done = subprocess.run(
+            start, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    return run
+
+
+def assert_same(shown, printed):
+    """Words are equal, and numbers within one unit of the last shown digit: processors differ in the last bits."""
+    assert _NUMBER.sub("#", printed).split() == _NUMBER.sub("#", shown).split()
+    for ours, theirs in zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True):
+        digits = min(len(ours.partition(".")[2]), 5)
+        assert float(ours) == pytest.approx(float(theirs), abs=1.01 * 10**-digits)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the README's commands are for a POSIX shell")
+def test_the_examples_print_what_is_shown(run):  # FR 148
+    found = examples()
+    assert {kind for kind, _, _ in found} == {"python", "sh"}
+    assert sum(shown is not None for _, _, shown in found) >= 5
+    for kind, code, shown in found:
+        printed = run(kind, code)
+        if shown is not None:
+            assert_same(shown, printed)
+
+
+def test_the_two_commands_at_the_top_are_run_by_ci():
+    spec = importlib.util.spec_from_file_location("readme_command", ROOT / "tools" / "readme_command.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    commands = tool.readme_commands(README)
+    assert list(commands) == ["demo", "check"]
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "for name in demo check; do" in script
+    assert 'tools/readme_command.py "$name"' in script
+    assert "minice demo" in commands["demo"]
+    assert "tools/check.py" in commands["check"]
+    # Both stand on the first screen.
+    assert README.index("tools/check.py") < README.index("\n## ")
+
+
+def test_every_option_that_is_mentioned_exists():  # FR 148
+    from minice.cli import COMMANDS
+
+    known = {f"--{option.name}" for command in COMMANDS.values() for option in command.options} | {"--help"}
+    prose = _FENCE.sub("", README)
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) - {"--quick"}  # that one is tools/check.py's
+    assert mentioned <= known
+    verbs = set(re.findall(r"`minice ([a-z]+)", README))
+    assert verbs <= set(COMMANDS)
+
+
+def test_the_table_of_errors_is_the_code():
+    rows = re.findall(r"^\| `(\w+Error)` \|.*\| (\d+) \|$", README, re.M)
+    classes = {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.MiniceError)
+    }
+    assert {name: int(code) for name, code in rows} == classes
+    assert set(classes) <= set(minice.__all__)
+
+
+def test_the_tables_of_models_are_the_lock():
+    for pin in shipped_lock().models:
+        for file in pin.files:
+            if file.role == "model":
+                row = f"| `{pin.id}` ({file.precision}) | 6 | {file.size:,} bytes | {pin.max_length} | {pin.license} |"
+                assert f"{row} `{file.sha256[:12]}` |" in README
+            if not pin.embedded:
+                assert re.search(rf"^\| `{file.path}`.*\| {file.size:,} \| `{file.sha256}` \|$", README, re.M)
+        for name in (*pin.names, pin.revision):
+            assert name is None or f"`{name}`" in README
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
