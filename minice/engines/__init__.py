@@ -87,8 +87,12 @@ def open_engine(
     from minice.engines.bert import recognize_bert
     from minice.engines.numpy_engine import NumpyEngine
     from minice.engines.onnx_file import read_onnx
+    from minice.engines.threads import blas_limit
 
-    weights = recognize_bert(read_onnx(source if isinstance(source, bytes) else _read(source)))
+    data = source if isinstance(source, bytes) else _read(source)
+    # The few tokens that recognition runs are not worth waking the threads of the BLAS.
+    with blas_limit():
+        weights = recognize_bert(read_onnx(data))
     return NumpyEngine(weights, threads=threads, max_batch_tokens=max_batch_tokens)
 
 

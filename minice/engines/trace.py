@@ -133,7 +133,7 @@ class Program:
             Names of the graph inputs whose numbers reach a value, ``SHAPE`` where a shape does; nothing for constants.
 
         Raises:
-            GraphError: A node is unknown; a value is missing or depends on itself.
+            GraphError: A node is unknown or malformed; a value is missing or depends on itself.
         """
         inputs = [value.name for value in self.model.inputs]
         order = self._order(wanted, inputs)
@@ -188,16 +188,6 @@ class Program:
 
     def _compute(self, node: Node, values: Mapping[str, tuple[Array, ...]], meter: "_Meter") -> tuple[Array, ...]:
         operator = _operator_of(node, self.opset)
-        if not node.outputs or not node.outputs[0] or any(node.outputs[1:]):
-            raise GraphError(f"expected one output of {node.op_type}, got {len(node.outputs)}", where=node.where)
-        least, most = operator.inputs
-        unknown = node.attributes.keys() - operator.attributes
-        if not least <= len(node.inputs) <= most or not all(node.inputs[:least]) or unknown:
-            raise GraphError(
-                f"{node.op_type} of opset {self.opset} with {len(node.inputs)} inputs and the attributes "
-                f"{sorted(node.attributes)[:9]} is not what ONNX defines",
-                where=node.where,
-            )
         operands = [self._operand(name, values) for name in node.inputs]
         try:
             return tuple(
@@ -333,6 +323,7 @@ def _operator(
 
 
 def _operator_of(node: Node, opset: int) -> _Operator:
+    """Look a node's operator up and check that the node has its form."""
     versions = {} if node.domain else _OPERATORS.get(node.op_type, {})
     since = max((version for version in versions if version <= opset), default=None)
     if since is None:
@@ -340,7 +331,18 @@ def _operator_of(node: Node, opset: int) -> _Operator:
         raise GraphError(
             f"the numpy engine does not know the operator {name}; the onnxruntime engine can run it", where=node.where
         )
-    return versions[since]
+    operator = versions[since]
+    least, most = operator.inputs
+    unknown = node.attributes.keys() - operator.attributes
+    if not least <= len(node.inputs) <= most or not all(node.inputs[:least]) or unknown:
+        raise GraphError(
+            f"{node.op_type} of opset {opset} with {len(node.inputs)} inputs and the attributes "
+            f"{sorted(node.attributes)[:9]} is not what ONNX defines",
+            where=node.where,
+        )
+    if not node.outputs or not node.outputs[0] or any(node.outputs[1:]):
+        raise GraphError(f"expected one output of {node.op_type}, got {len(node.outputs)}", where=node.where)
+    return operator
 
 
 def erf(x: NDArray[np.floating]) -> NDArray[np.float64]:

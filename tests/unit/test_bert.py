@@ -363,6 +363,15 @@ def test_mixed_up_heads_are_refused_where_the_logits_hardly_tell() -> None:
     refused(model, "something else than the BERT that its weights describe: hidden states")
 
 
+@pytest.mark.parametrize("op_type", ["Add", "Mul", "Div", "Gemm", "MatMul", "Tanh", "Gather", "Softmax"])
+def test_nodes_with_a_wrong_number_of_inputs_are_refused(op_type: str) -> None:
+    for count in (0, 4):
+        model = load("bert-ort-basic")
+        node = node_of(model, op_type, -1)
+        node.input[:] = ["input_ids"] * count
+        assert refused(model, "is not what ONNX defines").where.startswith("graph.node[")
+
+
 def test_a_scale_along_the_inputs_is_refused() -> None:
     model = load("bert-int8-dequantize")
     set_attribute("DequantizeLinear", 0, axis=0)(model)

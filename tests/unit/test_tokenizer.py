@@ -15,7 +15,7 @@ from conftest import run_python, tiny_tokenizer
 from tokenizers import Tokenizer
 
 import minice
-from minice.encoding import PairTokenizer
+from minice.encoding import PairTokenizer, prefix
 from minice.errors import ConfigError, InputError
 
 BUILTIN = Path(minice.__file__).parent / "artifacts" / "builtin" / "tokenizer.json"
@@ -546,6 +546,18 @@ def test_long_runs_are_exact_for_other_normalizers(core, clean, strip_accents):
         assert ids(small, text) == reference.encode(text, add_special_tokens=False).ids
 
 
+def test_what_separates_marks_is_not_left_out():
+    """Two marks that stay change places, unless a character that itself leaves no trace stands between them."""
+    content = json.loads(tiny_tokenizer())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {"e\u302e\U0001d165": 64, "e\U0001d165\u302e": 65}
+    data = json.dumps(content).encode()
+    small, reference = PairTokenizer.from_bytes(data), oracle(data, max_length=16)
+    for barrier, expected_id in (("\u034f", 64), ("\u0301", 65), ("\u0301\u034f", 64), ("\0", 65), ("\ufe0f", 64)):
+        text = "e" + "\u0301" * 100 + "\u302e" + barrier * 3_000 + "\U0001d165" + "\u0301" * 100
+        assert ids(small, text) == [expected_id] == reference.encode(text, add_special_tokens=False).ids
+
+
 # --- added tokens beyond the usual five -----------------------------------------------------------------
 
 
@@ -567,6 +579,7 @@ def added(content, **flags):
         added("中a"),
         added("a-b", normalized=True),
         added("-ab-", single_word=True),
+        added("ab", single_word=True),
         added("[M]", lstrip=True, rstrip=True),
         added("[M]", special=True),
         added("x" * 80),
@@ -574,7 +587,10 @@ def added(content, **flags):
     ],
     ids=lambda token: "-".join([token["content"][:8], *(name for name, value in token.items() if value is True)]),
 )
-def test_added_tokens_are_never_cut_through(token):
+def test_added_tokens_are_never_cut_through(token, monkeypatch):
+    # Pieces of a few characters, so that every place is tried.
+    monkeypatch.setattr(prefix, "_SMALLEST_PIECE", 1)
+    monkeypatch.setattr(prefix, "_LARGEST_PIECE", 3)
     content = json.loads(tiny_tokenizer())
     content["added_tokens"].append(token)
     data = json.dumps(content).encode()
@@ -582,11 +598,19 @@ def test_added_tokens_are_never_cut_through(token):
     small = PairTokenizer.from_bytes(data)
     assert small.vocabulary_size == 65
     rng = random.Random(token["content"])
-    parts = [token["content"], token["content"], token["content"][:1], token["content"].upper(), *"ab .-中[M]\0\u0301"]
+    parts = [token["content"], token["content"], token["content"][:1], token["content"].upper(), *"ab ._-中[M]\0\u0301"]
     texts = ["".join(rng.choices(parts, k=rng.choice([5, 700]))) for _ in range(60)]
-    texts += [token["content"] * 900, "a" * 3_000 + token["content"] + "b" * 3_000, f"{'-' * 700}a{'-' * 700}"]
+    texts += [
+        "\0".join(token["content"]) * 3,
+        token["content"] * 900,
+        "a" * 3_000 + token["content"] + "b" * 3_000,
+        f"{'-' * 700}a{'-' * 700}",
+    ]
     for text in texts:
-        assert ids(small, text) == reference.encode(text, add_special_tokens=False).ids
+        pieces = small._cutter.pieces(text, 1)
+        found = [token for piece in pieces for token in small._tokenizer.encode(piece, add_special_tokens=False).ids]
+        assert found == reference.encode(text, add_special_tokens=False).ids
+        assert small._read(text, 9) == found[:9]
 
 
 def test_literal_mode_keeps_added_words():
