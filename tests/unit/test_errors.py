@@ -22,11 +22,7 @@ TABLE = {
     "ScorerError": (8, 502),
     "ClosedError": (1, 503),
 }
-CLASSES = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if inspect.isclass(kind) and issubclass(kind, MiniceError)
-}
+CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, MiniceError)}
 
 
 def test_every_error_stands_in_the_table_with_its_codes():
