@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from conftest import run_python
+from packaging.requirements import Requirement
 
 import minice
 
