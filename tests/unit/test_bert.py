@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from conftest import LOGIT_ATOL
 from onnx import TensorProto, helper, numpy_helper
 
 from minice.engines.bert import recognize_bert
@@ -27,7 +28,6 @@ BERTS = (
 )
 INT8 = ("bert-int8-cast", "bert-int8-dequantize")
 RUNS = (*BERTS, *INT8, "bert-relu", "distilbert")
-LOGIT_ATOL = 2e-5
 
 Edit = Callable[[onnx.ModelProto], object]
 
