@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minice.artifacts.lock import ModelPin, shipped_lock
-from minice.artifacts.store import DEFAULT_MODEL, ModelFiles, open_model
+from minice.artifacts.store import DEFAULT_MODEL, ModelFiles, open_model, setting
 from minice.encoding.pairs import PairEncoding, validate_max_length
 from minice.encoding.tokenizer import SPECIAL_TOKENS_MODES, PairTokenizer
 from minice.engines import Engine, check_engine_options, open_engine
-from minice.errors import ClosedError, ConfigError, GraphError, InputError, ScorerError
+from minice.errors import ClosedError, ConfigError, GraphError, InputError, ModelNotFoundError, ScorerError
 from minice.scores import Scores
 
 Floats = NDArray[np.float32]
@@ -97,10 +97,13 @@ class _Call:
             raise CancelledError
         if self.remaining_s == 0.0:
             progress = f" (checkpoint {self._checkpoints} between batches)" if self._checkpoints else ""
-            raise ScorerError(
-                f"the deadline passed while {doing}{progress}; allow more time, or send fewer passages",
-                where=f"model '{self._encoder.model_id}'",
-            )
+            problem = f"the deadline passed while {doing}{progress}; allow more time, or send fewer passages"
+            if doing == "starting":  # a number of seconds from now is the usual mistake, and lies in the past
+                problem = (
+                    "the deadline was past before the work began; it is an instant of time.monotonic(): "
+                    "give time.monotonic() + seconds"
+                )
+            raise ScorerError(problem, where=f"model '{self._encoder.model_id}'")
 
     def between_batches(self) -> None:
         """The checkpoint that engines call."""
@@ -180,11 +183,11 @@ class CrossEncoder:
         )
         if model is not None and not isinstance(model, str):
             raise ConfigError(f"expected text or None, got {type(model).__name__}", where="model")
-        pin = shipped_lock().find(_setting("MINICE_MODEL", DEFAULT_MODEL) if model is None else model)
+        pin = _pin_of_environment() if model is None else shipped_lock().find(model)
         _checked_max_length(max_length, pin)  # before 90 MB are read for nothing
         encoder = cls(open_model(pin, model_dir=model_dir, precision=precision), options)
         # Absolute, and without the environment: in another process this is to be the same model.
-        folder = _setting("MINICE_MODEL_DIR", "") if model_dir is None else os.fsdecode(model_dir)
+        folder = setting("MINICE_MODEL_DIR") if model_dir is None else os.fsdecode(model_dir)
         encoder._reopen = {
             "model": pin.id,
             "model_dir": Path(folder).absolute() if folder else None,
@@ -242,6 +245,16 @@ class CrossEncoder:
 
         Cancelling it frees the caller at once; the work stops between two batches, and a load that it had
         begun goes on for whoever comes next.
+
+        Args:
+            query: What the user asked.
+            passages: [N] texts, from any iterable, which is read before the first wait.
+
+        Returns:
+            [N] raw logits, float32, in the order of the passages.
+
+        Raises:
+            InputError, GraphError, ClosedError: As ``score``.
         """
         texts = _texts(passages)
         abandoned = threading.Event()
@@ -467,10 +480,12 @@ def _open_again(kind: type[CrossEncoder], arguments: dict[str, object]) -> Cross
     return kind.open(**arguments)  # type: ignore[arg-type]  # they were arguments of open before
 
 
-def _setting(name: str, default: str) -> str:
-    """An environment variable; an empty or blank one is unset."""
-    value = os.environ.get(name, "")
-    return value if value.strip() else default
+def _pin_of_environment() -> ModelPin:
+    """The model that ``MINICE_MODEL`` names, else the embedded one."""
+    try:
+        return shipped_lock().find(setting("MINICE_MODEL") or DEFAULT_MODEL)
+    except ModelNotFoundError as error:  # nobody who reads it would know of an argument
+        raise ModelNotFoundError(error.message, where="MINICE_MODEL") from None
 
 
 def _checked_max_length(value: int | None, pin: ModelPin) -> int:

@@ -3,8 +3,8 @@
     python tools/bench.py [--rounds 9] [--threads 2] [--json FILE]
 
 Throughput: 100 passages of 25 to 180 words with one query, encoded once; every system scores the same pairs in
-turn, round after round, so that a change in the machine's speed meets all of them. Medians are printed, with the
-ratio to minice of the median of the per-round ratios. The machine's absolute speed means little; the ratios do.
+turn, round after round, so that a change in the machine's speed meets all of them. Medians are printed, and the
+median of the per-round ratios to minice on the same weights. Absolute times mean little; the ratios do.
 
 Processes: time of ``import minice`` inside a fresh interpreter; a cold ``minice rerank`` of 20 passages from
 process start to last byte, and that process's peak memory.
@@ -13,11 +13,13 @@ What a run needs and does not find (onnxruntime, the fp32 model or the prototype
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
 import platform
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -41,6 +43,7 @@ from minice.encoding.tokenizer import PairTokenizer
 from minice.engines import open_engine
 from minice.engines.bert import BertWeights, recognize_bert
 from minice.engines.onnx_file import read_onnx
+from minice.errors import MiniceError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 QUERY = "how do i undo the last commit without losing my changes"
@@ -130,7 +133,7 @@ def _load_prototype() -> ModuleType:
 def _prototype_model(module: ModuleType, weights: BertWeights) -> Any:
     model = module.Bert.__new__(module.Bert)
     scale = np.float32(1 / np.sqrt(weights.head_size))
-    model.we = np.array(weights.word_embeddings.values)
+    model.we = weights.word_embeddings.rows(np.arange(weights.vocabulary))
     model.pe = np.array(weights.position_embeddings)
     model.te = np.array(weights.token_type_embeddings)
     model.eg, model.eb = weights.embedding_norm.weight, weights.embedding_norm.bias
@@ -167,36 +170,36 @@ def throughput(rounds: int, threads: int) -> tuple[dict[str, Any], list[str]]:
         QUERY, passages(int8.tokenizer, 100, 25, 180), max_length=pin.max_length
     )
     models = {"int8": int8.model}
-    if SHARED.is_dir():
+    try:
         models["fp32"] = open_model(pin, model_dir=SHARED / "models" / "minice-l6", precision="fp32").model
-    else:
-        left_out.append("fp32 and the prototype: no ../shared")
-    systems: dict[str, System] = {}
+    except MiniceError as error:
+        left_out.append(f"fp32: {error.message}")
+    systems: dict[str, tuple[str, System]] = {}  # name -> (precision, what runs)
     for precision, model in models.items():
         engine = open_engine(model, threads=threads)
-        systems[f"minice numpy, {precision}"] = lambda engine=engine: engine.logits(pairs)  # type: ignore[misc]
-    if "fp32" in models:
-        weights = recognize_bert(read_onnx(models["fp32"]))
-        systems["prototype, fp32"] = prototype_system(weights, pairs, threads)
-    if importlib.util.find_spec("onnxruntime"):
-        for precision, model in models.items():
+        systems[f"minice numpy, {precision}"] = (precision, functools.partial(engine.logits, pairs))
+        if (SHARED / "prototype").is_dir():
+            weights = recognize_bert(read_onnx(model))
+            systems[f"prototype, {precision}"] = (precision, prototype_system(weights, pairs, threads))
+        if importlib.util.find_spec("onnxruntime"):
             name = f"onnxruntime, sorted, {ORT_BUDGET} padded tokens, {precision}"
-            systems[name] = onnxruntime_system(model, pairs, threads)
-    else:
-        left_out.append("onnxruntime: not installed (pip install 'minice[bench]')")
-    times = _interleave(systems, rounds)
-    reference = "minice numpy, fp32" if "fp32" in models else "minice numpy, int8"
+            systems[name] = (precision, onnxruntime_system(model, pairs, threads))
+    if not (SHARED / "prototype").is_dir():
+        left_out.append("the prototype: not in ../shared")
+    if not importlib.util.find_spec("onnxruntime"):
+        left_out.append("onnxruntime: not installed (pip install '.[bench]')")
+    times = _interleave({name: run for name, (_, run) in systems.items()}, rounds)
     rows = {
         name: {
             "median_ms": statistics.median(values) * 1000,
             "pairs_per_s": len(pairs) / statistics.median(values),
             "time_relative_to_minice": statistics.median(
-                mine / ours for mine, ours in zip(values, times[reference], strict=True)
+                other / ours for other, ours in zip(values, times[f"minice numpy, {systems[name][0]}"], strict=True)
             ),
         }
         for name, values in times.items()
     }
-    return {"tokens": sum(map(len, pairs)), "reference": reference, "systems": rows}, left_out
+    return {"tokens": sum(map(len, pairs)), "systems": rows}, left_out
 
 
 def _interleave(systems: dict[str, System], rounds: int) -> dict[str, list[float]]:
@@ -204,6 +207,7 @@ def _interleave(systems: dict[str, System], rounds: int) -> dict[str, list[float
     times: dict[str, list[float]] = {name: [] for name in systems}
     for round_ in range(rounds + 1):
         for name, run in systems.items():
+            print(f"round {round_} of {rounds}: {name}", file=sys.stderr, flush=True)
             start = time.perf_counter()
             run()
             if round_:
@@ -257,9 +261,13 @@ def main() -> None:
     # Processes first: a child's peak counts the parent's memory at the fork, so the parent must still be small.
     imported, cold = import_time(options.rounds), cold_rerank(options.rounds)
     table, left_out = throughput(options.rounds, options.threads)
-    result = {
+    names = ("numpy", "tokenizers", "threadpoolctl", "onnxruntime")
+    versions = {name: version(name) for name in names if importlib.util.find_spec(name)}
+    result: dict[str, Any] = {
         "machine": {"processor": _processor(), "cpus": os.cpu_count(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("numpy", "tokenizers", "threadpoolctl")},
+        "commit": _commit(),
+        "command": shlex.join(["python", "tools/bench.py", *sys.argv[1:]]),
+        "versions": versions,
         "throughput": table,
         "import_s": imported,
         "cold_rerank": cold,
@@ -270,13 +278,20 @@ def main() -> None:
     print(
         f"{_processor()}, {options.threads} threads; {table['tokens']} tokens in 100 pairs; {options.rounds} rounds\n"
     )
-    print("| system | median ms | pairs/s | time relative to minice |\n|---|--:|--:|--:|")
+    print("| system | median ms | pairs/s | time relative to minice, same weights |\n|---|--:|--:|--:|")
     for name, row in table["systems"].items():
         print(f"| {name} | {row['median_ms']:.0f} | {row['pairs_per_s']:.1f} | {row['time_relative_to_minice']:.2f} |")
     print(f"\nimport minice: {imported:.3f} s")
     print(f"cold minice rerank of 20 passages: {cold['wall_s']:.2f} s, peak {cold['peak_mib']:.0f} MiB")
     for line in left_out:
         print(f"left out: {line}")
+
+
+def _commit() -> str:
+    """What is measured, with a mark where the tree has changes."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _processor() -> str:

@@ -32,6 +32,7 @@ BUILTIN: Final = Path(__file__).resolve().parent / "builtin"
 
 _POINTER: Final = b"version https://git-lfs"
 _LARGEST_POINTER: Final = 1024  # bytes; the format's own limit
+_ARGUMENT: Final = "model_dir (--model-dir)"  # messages are read in Python and on the command line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -166,10 +167,18 @@ def locate(
 ) -> tuple[FileReport, ...]:
     """Report where each file of a model lies and whether its size is right; reads no model byte.
 
+    Args:
+        pin: Which model.
+        model_dir: As for ``open_model``.
+        environ: As for ``open_model``.
+
+    Returns:
+        One report a file, in the order of the lock; then the int8 file that `minice quantize` wrote, if any.
+
     Raises:
         ConfigError: The folder's name is none. Never raises for a bad file.
     """
-    return _report(pin, model_dir, environ, hashing=False)
+    return _report(pin, model_dir, environ)
 
 
 def inspect(
@@ -177,17 +186,34 @@ def inspect(
     *,
     model_dir: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
+    lock: Lock | None = None,
 ) -> tuple[FileReport, ...]:
-    """Read and hash each file of a model, and report what was found, in the order of the lock.
+    """Read and hash each file of a model, and report what was found.
+
+    Args:
+        pin: Which model.
+        model_dir: As for ``open_model``.
+        environ: As for ``open_model``.
+        lock: As for ``open_model``.
+
+    Returns:
+        As ``locate``.
 
     Raises:
         ConfigError: The folder's name is none. Never raises for a bad file.
     """
-    return _report(pin, model_dir, environ, hashing=True)
+    return _report(pin, model_dir, environ, hashed_against=shipped_lock() if lock is None else lock)
 
 
 def read_unpinned(path: Path, expected: Digest | None = None) -> bytes:
     """Read a model file that somebody names by its path, for tools that make other files of it.
+
+    Args:
+        path: The file; links are followed wherever they lead.
+        expected: What it has to hash to; None takes it as it is.
+
+    Returns:
+        The bytes that were hashed.
 
     Raises:
         InputError: It cannot be read.
@@ -201,21 +227,36 @@ def read_unpinned(path: Path, expected: Digest | None = None) -> bytes:
         raise InputError(refusal.message, where="source") from None
 
 
-def model_folder(
+def not_on_disk(
     pin: ModelPin,
-    *,
+    *files: FilePin,
     model_dir: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Path:
-    """Return the folder that holds a model's own files: the one given, else ``MINICE_HOME/<id>``.
+    then: str = "",
+) -> ModelNotFoundError:
+    """Return the error for files of a model that are missing: where they were looked for, and how they get there.
+
+    Args:
+        pin: Which model.
+        files: The missing files.
+        model_dir: As for ``open_model``.
+        environ: As for ``open_model``.
+        then: The command to run when they are there; `minice verify` by default.
 
     Raises:
-        ConfigError: The folder's name is none, or no folder of the user is known.
+        ConfigError: The folder's name is none.
     """
     search = _search(pin, model_dir, environ)
-    if search.folder is None:
-        raise ConfigError("the user has no home folder; set it to a folder", where="MINICE_HOME")
-    return search.folder
+    missing = list(files)
+    return ModelNotFoundError(
+        f"not on disk: {_looked_for(search, missing)}. {_how_to_get(search, missing, then)}", where=pin.id
+    )
+
+
+def setting(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return an environment variable; an empty or blank one is unset: None."""
+    value = environ.get(name, "")
+    return value if value.strip() else None
 
 
 # --- where to look -------------------------------------------------------------------------------------
@@ -272,12 +313,12 @@ def _exists(path: Path) -> bool:
 
 def _search(pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> _Search:
     if model_dir is not None:
-        return _Search(pin=pin, folder=_folder(model_dir, "model_dir"), origin="model_dir", only=True)
-    given = _setting(environ, "MINICE_MODEL_DIR")
+        return _Search(pin=pin, folder=_folder(model_dir, "model_dir"), origin=_ARGUMENT, only=True)
+    given = setting("MINICE_MODEL_DIR", environ)
     if given is not None:
         folder = _folder(given, "MINICE_MODEL_DIR")
         return _Search(pin=pin, folder=folder, origin="MINICE_MODEL_DIR", only=True)
-    home = _setting(environ, "MINICE_HOME")
+    home = setting("MINICE_HOME", environ)
     if home is not None:
         folder = _folder(home, "MINICE_HOME") / pin.id
         return _Search(pin=pin, folder=folder, origin="MINICE_HOME", only=False)
@@ -298,28 +339,22 @@ def _folder(value: str | os.PathLike[str], where: str) -> Path:
         return Path(text)
 
 
-def _setting(environ: Mapping[str, str], name: str) -> str | None:
-    """An environment variable; a blank one is unset."""
-    value = environ.get(name, "")
-    return value if value.strip() else None
-
-
 def _user_data_folder(environ: Mapping[str, str]) -> Path | None:
     """The platform's folder for a user's data, or None for an account that has none."""
     if sys.platform == "win32":
-        local = _setting(environ, "LOCALAPPDATA")
+        local = setting("LOCALAPPDATA", environ)
         return None if local is None else Path(local)
     home = _home(environ)
     if sys.platform == "darwin":
         return None if home is None else home / "Library" / "Application Support"
-    data = _setting(environ, "XDG_DATA_HOME")
+    data = setting("XDG_DATA_HOME", environ)
     if data is not None and Path(data).is_absolute():  # the specification says to ignore a relative one
         return Path(data)
     return None if home is None else home / ".local" / "share"
 
 
 def _home(environ: Mapping[str, str]) -> Path | None:
-    home = _setting(environ, "HOME")
+    home = setting("HOME", environ)
     if home is not None:
         return Path(home)
     try:
@@ -527,7 +562,8 @@ def _wrong_size(found: _Found, got: int, expected: int, head: bytes, shown: str)
                 f"file of {expected:,} bytes, got {got:,}",
             )
     if got < expected:
-        return _Refused("truncated", f"{shown} is truncated: expected {expected:,} bytes, got {got:,}")
+        # Whether it was cut off or is another file altogether, its size does not tell.
+        return _Refused("truncated", f"{shown} is truncated or another file: expected {expected:,} bytes, got {got:,}")
     return _Refused("too-long", f"{shown} is too long: expected {expected:,} bytes, got {got:,}")
 
 
@@ -543,11 +579,28 @@ def _source(pin: ModelPin) -> str:
     return f", as published in {pin.repository} at revision {pin.revision}" if pin.repository else ""
 
 
-def _how_to_get(search: _Search, files: list[FilePin]) -> str:
+def _looked_for(search: _Search, missing: list[FilePin]) -> str:
+    """Every name that was tried, and where; or that the folder which was named is none."""
+    folder = search.folder
+    if search.only and folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir may raise
+        state = "is not a folder" if _exists(folder) else "does not exist"
+        return f"{str(folder)!r}, named by {search.origin}, {state}"
+    names = " and no ".join(" or ".join(dict.fromkeys((repr(file.path), repr(file.name)))) for file in missing)
+    return f"no {names} in {_places(search)}"
+
+
+def _how_to_get(search: _Search, files: list[FilePin], then: str = "") -> str:
     """The next step for somebody who lacks files; the one place that says how a model is installed."""
     wanted = " and ".join(_described(file) for file in files)
-    folder = "a folder and name it by MINICE_MODEL_DIR" if search.folder is None else repr(str(search.folder))
-    return f"Put {wanted} into {folder}{_source(search.pin)}"
+    if search.folder is None:
+        return f"Put {wanted} into a folder and name it by MINICE_MODEL_DIR{_source(search.pin)}"
+    folder = shlex.quote(str(search.folder))
+    there = f" --model-dir {folder}" if search.only else ""
+    names = " ".join(shlex.quote(file.name) for file in files)
+    return (
+        f"Put {wanted} into {str(search.folder)!r}{_source(search.pin)}. Run: mkdir -p {folder} && cp {names} {folder}/ "
+        f"&& {then or f'minice verify {search.pin.id}{there}'}"
+    )
 
 
 def _replace(search: _Search, file: FilePin) -> str:
@@ -575,17 +628,12 @@ def _quantize_target(search: _Search) -> str:
 
 
 def _not_found(search: _Search, wanted: _Wanted, missing: list[FilePin], lock: Lock | None) -> ModelNotFoundError:
-    folder = search.folder
-    names = " and no ".join(" or ".join(dict.fromkeys((repr(file.path), repr(file.name)))) for file in missing)
-    problem = f"{search.pin.id!r} is not on disk: no {names} in {_places(search)}"
-    if search.only and folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir may raise
-        state = "is not a folder" if _exists(folder) else "does not exist"
-        problem = f"{search.pin.id!r} is not on disk: {str(folder)!r}, named by {search.origin}, {state}"
     step = _other_models(search, wanted, lock) if wanted.pin in missing else ""
     if not step and wanted.source is not None and wanted.pin in missing:
         fp32 = [wanted.source, *(file for file in missing if file is not wanted.pin)]
-        step = f"{_how_to_get(search, fp32)}, then run: minice quantize {_quantize_target(search)}"
-    return ModelNotFoundError(f"{problem}. {step or _how_to_get(search, missing)}", where=f"{search.pin.id}")
+        step = _how_to_get(search, fp32, then=f"minice quantize {_quantize_target(search)}")
+    problem = f"not on disk: {_looked_for(search, missing)}"
+    return ModelNotFoundError(f"{problem}. {step or _how_to_get(search, missing)}", where=search.pin.id)
 
 
 def _places(search: _Search) -> str:
@@ -601,23 +649,33 @@ def _places(search: _Search) -> str:
 
 def _other_models(search: _Search, wanted: _Wanted, lock: Lock | None) -> str:
     """Say which known model or precision the folder does hold, if its bytes are one; else nothing."""
-    lock = shipped_lock() if lock is None else lock
-    pins = [search.pin, *(pin for pin in lock.models if pin.id != search.pin.id)]
-    for pin in pins:
-        place = _Search(pin=pin, folder=search.folder, origin=search.origin, only=True)
-        for other in _model_files(pin):
-            if (pin is search.pin and other == wanted) or place.find(other.pin.path) is None:
-                continue
-            try:
-                _verified_model(place, other)
-            except _Refused:
-                continue
+    for other in _model_files(search.pin):
+        if other != wanted and _holds(search, search.pin, other):
             precision = other.pin.precision
-            if pin is search.pin:
-                made = f", or run: minice quantize {_quantize_target(search)}" if wanted.source else ""
-                return f'The {precision} file of this model is there: use precision="{precision}"{made}'
-            return f"That folder holds another model, {pin.id!r} in {precision}: name that one to use it"
+            made = f", or run: minice quantize {_quantize_target(search)}" if wanted.source else ""
+            return f"The {precision} file of this model is there: use precision {precision} (--precision {precision}){made}"
+    return _other_pin(search, shipped_lock() if lock is None else lock)
+
+
+def _other_pin(search: _Search, lock: Lock) -> str:
+    """Say which other model of the lock the folder holds, if its bytes are one; else nothing."""
+    for pin in lock.models:
+        for other in _model_files(pin):
+            if pin.id != search.pin.id and _holds(search, pin, other):
+                return f"That folder holds another model, {pin.id!r} in {other.pin.precision}: name that one to use it"
     return ""
+
+
+def _holds(search: _Search, pin: ModelPin, model: _Wanted) -> bool:
+    """Whether the searched folder holds this model file of a pin, to the byte."""
+    place = _Search(pin=pin, folder=search.folder, origin=search.origin, only=True)
+    if place.find(model.pin.path) is None:
+        return False
+    try:
+        _verified_model(place, model)
+    except _Refused:
+        return False
+    return True
 
 
 def _model_files(pin: ModelPin) -> list[_Wanted]:
@@ -632,30 +690,39 @@ def _model_files(pin: ModelPin) -> list[_Wanted]:
 
 
 def _report(
-    pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str], *, hashing: bool
+    pin: ModelPin,
+    model_dir: str | os.PathLike[str] | None,
+    environ: Mapping[str, str],
+    *,
+    hashed_against: Lock | None = None,
 ) -> tuple[FileReport, ...]:
+    """Without a lock no model byte is read; with one, what is not this model is looked up among its other pins."""
     search = _search(pin, model_dir, environ)
     files = [_Wanted(pin=file) for file in pin.files]
     # A file that minice quantize may have made is worth a line only where it is there.
     files += [made for made in _model_files(pin) if made.source and search.find(made.pin.path)]
-    return tuple(_report_file(search, wanted, hashing=hashing) for wanted in files)
+    return tuple(_report_file(search, wanted, hashed_against) for wanted in files)
 
 
-def _report_file(search: _Search, wanted: _Wanted, *, hashing: bool) -> FileReport:
+def _report_file(search: _Search, wanted: _Wanted, lock: Lock | None) -> FileReport:
     pin = wanted.pin
     found = search.find(pin.path)
     size: int | None = pin.size if wanted.source is None else None
     if found is None:
-        status, message = ("absent", "optional") if pin.optional else ("missing", _how_to_get(search, [pin]))
+        status, message = "absent", "optional"
+        if not pin.optional:
+            status, message = "missing", f"{_looked_for(search, [pin])}. {_how_to_get(search, [pin])}"
     else:
-        status, message = ("ok" if hashing else "present"), ""
+        status, message = ("present" if lock is None else "ok"), ""
         try:
             if wanted.source is not None:
                 pin = _receipted(search, wanted)
                 size = pin.size
-            _read(found, Digest(sha256=pin.sha256, size=pin.size), only_size=not hashing)
+            _read(found, Digest(sha256=pin.sha256, size=pin.size), only_size=lock is None)
         except _Refused as refusal:
             status, message = refusal.status, refusal.message
+            if lock is not None and pin.role == "model" and (other := _other_pin(search, lock)):
+                message = f"{message}. {other}"
     return FileReport(
         role=pin.role,
         precision=pin.precision,
