@@ -275,9 +275,9 @@ def main() -> None:
     }
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(
-        f"{_processor()}, {options.threads} threads; {table['tokens']} tokens in 100 pairs; {options.rounds} rounds\n"
-    )
+    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    print(f"{_processor()}, Python {platform.python_version()}, {told}, commit {result['commit']}")
+    print(f"{result['command']}: {options.threads} threads, {table['tokens']} tokens in 100 pairs\n")
     print("| system | median ms | pairs/s | time relative to minice, same weights |\n|---|--:|--:|--:|")
     for name, row in table["systems"].items():
         print(f"| {name} | {row['median_ms']:.0f} | {row['pairs_per_s']:.1f} | {row['time_relative_to_minice']:.2f} |")
