@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from minice.artifacts.lock import shipped_lock
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _FENCE = re.compile(r"(?P<mark><!-- command: [\w-]+ -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+ACTIVATE = ". .venv/bin/activate\n"
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
@@ -35,21 +37,27 @@ def examples():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs one example in a folder that all share, with ``minice`` on the path and without a network."""
+    """Runs one example in a folder that all share, without a network; ``minice`` is found once .venv is active."""
     folder = tmp_path_factory.mktemp("readme")
-    tools = tmp_path_factory.mktemp("bin")
-    command = tools / "minice"
+    venv.create(folder / ".venv", with_pip=False, symlinks=True)
+    command = folder / ".venv" / "bin" / "minice"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m minice "$@"\n')
     command.chmod(0o755)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MINICE_")}
     environment = inherited | {
-        "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
+        "PATH": os.defpath,
         "PYTHONPATH": str(ROOT),
         "MINICE_HOME": str(folder / "home"),
         "COLUMNS": "100",
     }
 
+    active = []
+
     def run(kind, code):
+        if code == ACTIVATE:  # lasts in a terminal; here each example has a shell of its own
+            active.append(code)
+        elif kind == "sh":
+            code = "".join(active) + code
         start = {"sh": ["sh", "-e", "-c", code], "python": [sys.executable, "-W", "error", "-c", code]}[kind]
         done = subprocess.run(
             start, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
@@ -74,6 +82,8 @@ def test_the_examples_print_what_is_shown(run):  # FR 148
     found = examples()
     assert {kind for kind, _, _ in found} == {"python", "sh"}
     assert sum(shown is not None for _, _, shown in found) >= 5
+    shell = [code for kind, code, _ in found if kind == "sh"]
+    assert shell[:2] == [ACTIVATE, "minice demo --format table\n"]
     for kind, code, shown in found:
         printed = run(kind, code)
         if shown is not None:

@@ -77,6 +77,10 @@ def kendall_tau(first: NDArray[np.float32], second: NDArray[np.float32]) -> floa
 
     A pair that is tied in one list counts as neither agreeing nor disagreeing.
 
+    Args:
+        first: [N] scores.
+        second: [N] scores of the same items.
+
     Source: Kendall 1938, A New Measure of Rank Correlation (tau-a).
 
     >>> kendall_tau(np.float32([1, 2, 3]), np.float32([1, 3, 2]))  # two pairs agree, one does not

@@ -89,7 +89,11 @@ class ModelPin:
         return (self.id, *([self.repository] if self.repository else []), *self.aliases)
 
     def file(self, role: str, precision: str | None = None) -> FilePin:
-        """Return the file of a role; of the model files the one of a precision, by default the first.
+        """Return the file of a role; of the model files the one of a precision.
+
+        Args:
+            role: One of ``ROLES``.
+            precision: One of ``PRECISIONS``; None takes the first file of the role.
 
         Raises:
             ConfigError: The pin has no such file; names those it has.

@@ -7,6 +7,7 @@ float32, half to even, clipped to +-127. Everything else, and every activation, 
 
 import hashlib
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,10 +28,10 @@ from minice.artifacts.receipt import (
     quantized_path,
     receipt_path,
 )
-from minice.artifacts.store import open_model, read_unpinned
+from minice.artifacts.store import locate, not_on_disk, open_model, read_unpinned
 from minice.engines.bert import BertWeights, Matrix, Table, recognize_bert
 from minice.engines.onnx_file import read_onnx
-from minice.errors import EngineUnavailableError, GraphError, InputError, ModelNotFoundError
+from minice.errors import ConfigError, EngineUnavailableError, GraphError, InputError, ModelNotFoundError
 
 __all__ = [
     "SCHEME",
@@ -189,6 +190,12 @@ def quantize_weights(weights: NDArray[np.float32], *, axis: int) -> QuantizedWei
 def quantize_model(data: bytes) -> QuantizedModel:
     """Quantize an fp32 BERT cross-encoder; the same bytes and the same onnx package give the same bytes.
 
+    Args:
+        data: An ONNX file.
+
+    Returns:
+        The int8 file, what it was made of, and what rounding did to each tensor.
+
     Raises:
         GraphError: Not a BERT encoder with a one-logit head.
         InputError: The weights are quantized already, or not finite.
@@ -217,36 +224,85 @@ def quantize_model(data: bytes) -> QuantizedModel:
 
 
 def find_source(
-    target: str | os.PathLike[str], *, environ: Mapping[str, str] = os.environ, lock: Lock | None = None
+    target: str | os.PathLike[str],
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    lock: Lock | None = None,
 ) -> Source:
     """Find what somebody wants to quantize: a pinned model by any of its names, else a folder or a file.
 
     A name goes first; ``./name`` is the folder. A folder holds ``onnx/model.onnx`` or ``model.onnx``.
 
+    Args:
+        target: A name of a pin, or a path.
+        model_dir: The only folder to look for a pin's files in; does not go with a path.
+        environ: As for ``open_model``.
+        lock: Whose names are known; the shipped lock by default.
+
     Raises:
         ModelNotFoundError: No such pin, folder or file; or the pin's fp32 file is not on disk.
-        ConfigError: The pin has no fp32 file.
-        IntegrityError: The pin's files are not what they should be.
+        ConfigError: The pin has no fp32 file, or ``model_dir`` is given with a path.
+        InputError: The folder holds no model, or a file cannot be read.
+        IntegrityError: The pin's tokenizer is not what it should be.
     """
     lock = shipped_lock() if lock is None else lock
     name = os.fspath(target)
     if any(name in pin.names for pin in lock.models):
-        files = open_model(lock.find(name), precision="fp32", environ=environ, lock=lock)
-        expected = Digest(sha256=files.model_sha256, size=len(files.model))
-        return Source(path=Path(files.paths["model"]), expected=expected, tokenizer=files.tokenizer)
-    candidates = [Path(name) / inner for inner in _SOURCE_NAMES] if os.path.isdir(name) else [Path(name)]  # noqa: PTH112
-    for path in candidates:
-        if os.path.isfile(path):  # noqa: PTH113 - Path.is_file may raise
-            return Source(path=path, expected=None, tokenizer=_tokenizer_near(path))
-    if len(candidates) == 1 and Path(name).name == name:
-        lock.find(name)  # more likely a misspelt name; says which are known
-    wanted = " or ".join(repr(str(path)) for path in candidates)
-    raise ModelNotFoundError(f"nothing to quantize: no {wanted}", where="model")
+        return _pinned_source(lock.find(name), model_dir, environ)
+    path = Path(name)
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists may raise
+        try:
+            lock.find(name)  # says which are known, and which one was perhaps meant
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(
+                f"{error.message}; nor is there a file or folder of that name", where=error.where
+            ) from None
+    if model_dir is not None:
+        raise ConfigError(f"goes with the id of a model only, and {name!r} is a path; leave it out", where="model_dir")
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir may raise
+        inside = [path / inner for inner in _SOURCE_NAMES]
+        # What exists and is no regular file is refused when it is read, by its own name.
+        found = next((model for model in inside if os.path.lexists(model)), None)
+        if found is None:
+            raise InputError(f"expected {' or '.join(_SOURCE_NAMES)} in it, found neither", where=str(path))
+        path = found
+    return Source(path=path, expected=None, tokenizer=_tokenizer_near(path))
+
+
+def _pinned_source(pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Source:
+    file, tokenizer = pin.file("model", "fp32"), pin.file("tokenizer")
+    paths = {report.name: report.path for report in locate(pin, model_dir=model_dir, environ=environ)}
+    path, beside = paths[file.path], paths[tokenizer.path]
+    if path is None:
+        raise _without_source(pin, model_dir, environ)
+    digest = Digest(sha256=tokenizer.sha256, size=tokenizer.size)
+    return Source(
+        path=Path(path),
+        expected=Digest(sha256=file.sha256, size=file.size),
+        tokenizer=None if beside is None else read_unpinned(Path(beside), digest),
+    )
+
+
+def _without_source(
+    pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str], *, then: str = ""
+) -> ModelNotFoundError:
+    why = "quantizing needs the fp32 file, which is"
+    if not then:
+        then = f"minice quantize {pin.id}" + ("" if model_dir is None else f" --model-dir {_quoted(model_dir)}")
+        if "int8" in pin.precisions:
+            why = f"the int8 file of this model is pinned and need not be made; {why}"
+    error = not_on_disk(pin, pin.file("model", "fp32"), model_dir=model_dir, environ=environ, then=then)
+    return ModelNotFoundError(f"{why} {error.message}", where=error.where)
+
+
+def _quoted(folder: str | os.PathLike[str]) -> str:
+    return shlex.quote(os.fspath(folder))
 
 
 def _tokenizer_near(model: Path) -> bytes | None:
-    """The tokenizer.json of a folder in either of the two layouts."""
-    for folder in (model.parent, model.parent.parent):
+    """The tokenizer.json of a folder in either of the two layouts: the graph may lie in onnx/ below it."""
+    for folder in (model.parent, *([model.parent.parent] if model.parent.name == "onnx" else [])):
         with suppress(InputError):
             return read_unpinned(folder / "tokenizer.json")
     return None
@@ -267,10 +323,15 @@ def write_quantized(source: str | os.PathLike[str], *, expected: Digest | None =
     Raises:
         InputError: The file cannot be read, its folder cannot be written to, or it is quantized already.
         IntegrityError: The file is not what was expected.
-        GraphError, EngineUnavailableError: As ``quantize_model``.
+        GraphError, EngineUnavailableError: As ``quantize_model``; ``where`` starts with the path.
     """
     path = Path(source)
-    model = quantize_model(read_unpinned(path, expected))
+    data = read_unpinned(path, expected)
+    try:
+        model = quantize_model(data)
+    except (GraphError, InputError) as error:
+        inside = "" if error.where in ("", "model") else f":{error.where}"
+        raise type(error)(error.message, where=f"{path}{inside}") from error
     target = Path(quantized_path(str(path)))
     receipt = Path(receipt_path(str(target)))
     mode = path.stat().st_mode & 0o666  # who may read the source may read the result
@@ -287,11 +348,20 @@ def verify_deep(
 ) -> DeepCheck:
     """Quantize a model's fp32 file again, and compare with its int8 file.
 
+    Args:
+        pin: Which model.
+        model_dir: As for ``open_model``.
+        environ: As for ``open_model``.
+
     Raises:
         ConfigError, ModelNotFoundError, IntegrityError: As ``open_model``, which reads both files.
         GraphError, EngineUnavailableError: As ``quantize_model``.
     """
     files = open_model(pin, model_dir=model_dir, precision="int8", environ=environ)
+    reports = locate(pin, model_dir=model_dir, environ=environ)
+    if not any(report.path for report in reports if report.precision == "fp32"):
+        there = "" if model_dir is None else f" --model-dir {_quoted(model_dir)}"
+        raise _without_source(pin, model_dir, environ, then=f"minice verify {pin.id} --deep{there}")
     expected = Digest(sha256=files.model_sha256, size=len(files.model))
     source = open_model(pin, model_dir=model_dir, precision="fp32", environ=environ)
     again = quantize_model(source.model)
@@ -314,7 +384,9 @@ def _onnx() -> Any:
         import onnx.shape_inference
     except ImportError as error:
         raise EngineUnavailableError(
-            "quantizing needs the onnx package; run: pip install 'minice[quantize]'", where="onnx"
+            "quantizing needs the onnx package; run: pip install 'minice[quantize]', or in a checkout of minice: "
+            "pip install '.[quantize]'",
+            where="onnx",
         ) from error
     return onnx
 

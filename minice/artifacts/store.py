@@ -32,7 +32,7 @@ BUILTIN: Final = Path(__file__).resolve().parent / "builtin"
 
 _POINTER: Final = b"version https://git-lfs"
 _LARGEST_POINTER: Final = 1024  # bytes; the format's own limit
-_ARGUMENT: Final = "model_dir (--model-dir)"  # messages are read in Python and on the command line
+_ARGUMENT: Final = "model_dir or --model-dir"  # messages are read in Python and on the command line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -254,7 +254,15 @@ def not_on_disk(
 
 
 def setting(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return an environment variable; an empty or blank one is unset: None."""
+    """Return an environment variable.
+
+    Args:
+        name: Of the variable.
+        environ: Where it is taken from.
+
+    Returns:
+        Its value; None if it is unset, empty or blank.
+    """
     value = environ.get(name, "")
     return value if value.strip() else None
 
@@ -597,10 +605,9 @@ def _how_to_get(search: _Search, files: list[FilePin], then: str = "") -> str:
     folder = shlex.quote(str(search.folder))
     there = f" --model-dir {folder}" if search.only else ""
     names = " ".join(shlex.quote(file.name) for file in files)
-    return (
-        f"Put {wanted} into {str(search.folder)!r}{_source(search.pin)}. Run: mkdir -p {folder} && cp {names} {folder}/ "
-        f"&& {then or f'minice verify {search.pin.id}{there}'}"
-    )
+    then = then or f"minice verify {search.pin.id}{there}"
+    command = f"mkdir -p {folder} && cp {names} {folder}/ && {then}"
+    return f"Put {wanted} into {str(search.folder)!r}{_source(search.pin)}. Run: {command}"
 
 
 def _replace(search: _Search, file: FilePin) -> str:
@@ -632,8 +639,14 @@ def _not_found(search: _Search, wanted: _Wanted, missing: list[FilePin], lock: L
     if not step and wanted.source is not None and wanted.pin in missing:
         fp32 = [wanted.source, *(file for file in missing if file is not wanted.pin)]
         step = _how_to_get(search, fp32, then=f"minice quantize {_quantize_target(search)}")
+    # Scoring does not need these, but the command that checks the model does.
+    others = [
+        file
+        for file in search.pin.files
+        if file.role not in ("model", "tokenizer") and not file.optional and search.find(file.path) is None
+    ]
     problem = f"not on disk: {_looked_for(search, missing)}"
-    return ModelNotFoundError(f"{problem}. {step or _how_to_get(search, missing)}", where=search.pin.id)
+    return ModelNotFoundError(f"{problem}. {step or _how_to_get(search, missing + others)}", where=search.pin.id)
 
 
 def _places(search: _Search) -> str:
@@ -653,7 +666,8 @@ def _other_models(search: _Search, wanted: _Wanted, lock: Lock | None) -> str:
         if other != wanted and _holds(search, search.pin, other):
             precision = other.pin.precision
             made = f", or run: minice quantize {_quantize_target(search)}" if wanted.source else ""
-            return f"The {precision} file of this model is there: use precision {precision} (--precision {precision}){made}"
+            use = f"use precision {precision} (--precision {precision})"
+            return f"The {precision} file of this model is there: {use}{made}"
     return _other_pin(search, shipped_lock() if lock is None else lock)
 
 
@@ -711,7 +725,9 @@ def _report_file(search: _Search, wanted: _Wanted, lock: Lock | None) -> FileRep
     if found is None:
         status, message = "absent", "optional"
         if not pin.optional:
-            status, message = "missing", f"{_looked_for(search, [pin])}. {_how_to_get(search, [pin])}"
+            # As opening it would say; without a lock nothing is read, not even to find out what the folder holds.
+            step = _other_models(search, wanted, lock) if lock is not None and pin.role == "model" else ""
+            status, message = "missing", f"{_looked_for(search, [pin])}. {step or _how_to_get(search, [pin])}"
     else:
         status, message = ("present" if lock is None else "ok"), ""
         try:
@@ -721,7 +737,12 @@ def _report_file(search: _Search, wanted: _Wanted, lock: Lock | None) -> FileRep
             _read(found, Digest(sha256=pin.sha256, size=pin.size), only_size=lock is None)
         except _Refused as refusal:
             status, message = refusal.status, refusal.message
-            if lock is not None and pin.role == "model" and (other := _other_pin(search, lock)):
+            if (
+                lock is not None
+                and pin.role == "model"
+                and found.root is not None
+                and (other := _other_pin(search, lock))
+            ):
                 message = f"{message}. {other}"
     return FileReport(
         role=pin.role,

@@ -7,7 +7,7 @@ from minice import __version__
 from minice.cli import demo, models, quantize, rerank, score, verify
 from minice.cli.arguments import Command, HelpRequested, nearest, parse, usage, utf8_arguments
 from minice.cli.writing import complain, discard_stdout, flush, write
-from minice.errors import ConfigError, MiniceError
+from minice.errors import ConfigError, MiniceError, ModelNotFoundError
 
 COMMANDS: dict[str, Command] = {
     module.COMMAND.name: module.COMMAND for module in (rerank, score, demo, models, verify, quantize)
@@ -62,7 +62,14 @@ def _dispatch(argv: list[str]) -> int:
     except HelpRequested:
         write(usage(COMMANDS[name]))
         return 0
-    return COMMANDS[name].run(arguments)
+    try:
+        return COMMANDS[name].run(arguments)
+    except (ConfigError, ModelNotFoundError) as error:
+        options = {option.key: f"--{option.name}" for option in COMMANDS[name].options}
+        if error.where not in options:
+            raise
+        # The library names its own argument; here it was an option.
+        raise type(error)(error.message, where=options[error.where]) from error
 
 
 def _no_such_verb(name: str) -> str:

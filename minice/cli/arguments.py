@@ -6,6 +6,7 @@ added; this is smaller than bending it.
 
 import difflib
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from minice.errors import ConfigError
 
 Arguments = dict[str, Any]
+_UNKNOWN = "unknown option"  # how the message of that mistake starts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,7 @@ class Positional:
 
     @property
     def key(self) -> str:
+        """What the parsed value is stored under."""
         return self.name.lower()
 
 
@@ -57,6 +60,7 @@ class Option:
 
     @property
     def key(self) -> str:
+        """What the parsed value is stored under."""
         return self.name.replace("-", "_")
 
 
@@ -104,6 +108,10 @@ def local_path(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
+
+    Args:
+        name: What was written.
+        known: What could have been.
 
     >>> nearest("--topn", ["--top-n", "--fields"])
     '--top-n'
@@ -182,8 +190,10 @@ def parse(command: Command, argv: Sequence[str]) -> Arguments:
         for positional in command.positionals[len(words) :]
         if positional.required
     ]
-    if extra := words[len(command.positionals) :]:
-        hint = " (put quotes around a value with spaces)" if command.positionals else ""
+    # The value of an option that nobody knows looks like one word too many, and is no mistake of its own.
+    if (extra := words[len(command.positionals) :]) and not any(map(_is_unknown, mistakes)):
+        last = command.positionals[-1].name if command.positionals else ""
+        hint = f" (one {last} only; put quotes around a value with spaces)" if last else ""
         mistakes.append(f"unexpected: {' '.join(map(repr, extra))}{hint}")
     mistakes += command.check(arguments)
     if mistakes:
@@ -210,7 +220,7 @@ def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple
         name, equals, text = word.partition("=")
         meant = name if name in options else nearest(name, options)
         if name not in options:
-            mistakes.append(f"unknown option {name!r}: {_unknown_hint(meant)}")
+            mistakes.append(f"{_UNKNOWN} {name!r}: {_unknown_hint(command, name, meant)}")
         elif any(options[name] is earlier for earlier, _ in given):
             mistakes.append(f"{name} is given twice")
         # A misspelt option takes its value along, or that would be reported as a second mistake.
@@ -227,9 +237,15 @@ def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple
     return words, given, mistakes
 
 
-def _unknown_hint(meant: str | None) -> str:
+def _is_unknown(mistake: str) -> bool:
+    return mistake.startswith(_UNKNOWN)
+
+
+def _unknown_hint(command: Command, name: str, meant: str | None) -> str:
     if meant:
         return f"did you mean {meant}?"
+    if re.fullmatch("--[a-z]+(-[a-z]+)*", name):
+        return f"{command.name} takes no such option"
     return "put -- before a text that starts with a dash"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minice.cli.arguments import Arguments, Command
 from minice.cli.encoder import FORMAT, MODEL_OPTIONS, best_first, open_encoder, score_pairs, sigmoid
-from minice.cli.writing import table, to_json, write
+from minice.cli.writing import choose_format, table, to_json, write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def run(arguments: Arguments) -> int:
             found = {int(i): float(score) for i, score in entry["first_stage"]}
             rankings.append(Ranked(query=entry["query"], first_stage=found, logits=logits, order=best_first(logits)))
         model_id = encoder.model_id
-    if arguments["format"] == "jsonl":  # otherwise for people, even through a pipe
+    if choose_format(arguments["format"]) == "jsonl":
         for ranked in rankings:
             _write_jsonl(ranked, notes, model_id)
         return 0
@@ -95,8 +95,8 @@ COMMAND = Command(
     summary="twenty notes, three queries: first-stage order beside minice's",
     description="""\
 Shows, for three queries over twenty notes, the order of a first stage (BM25, precomputed) beside the
-order of minice's logits: the first rows as a table, or all of them with --format jsonl.""",
-    example="minice demo",
+order of minice's logits: the first rows as a table, or all of them as JSONL.""",
+    example="minice demo --format table",
     run=run,
     options=(FORMAT, *MODEL_OPTIONS),
 )

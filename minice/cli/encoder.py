@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from minice.cli.arguments import Arguments, Option, local_path, read_choice, read_count, read_text
 from minice.cli.reading import Record
-from minice.cli.writing import to_json
+from minice.cli.writing import progress, to_json
 
 if TYPE_CHECKING:
     import numpy as np
 
     from minice.cross_encoder import CrossEncoder
 
-# Pairs in one call: encoded pairs stay in memory until the call is done. A logit depends on its pair alone,
-# so the numbers are the same for any value.
-CHUNK = 4096
+# Pairs in one call: encoded pairs stay in memory until the call is done, and progress shows between two calls.
+# A logit depends on its pair alone, so the numbers are the same for any value.
+CHUNK = 512
 
 FORMAT = Option(
     name="format",
@@ -38,7 +39,13 @@ MODEL_OPTIONS = (
         read=read_choice("fp32", "int8"),
         help="which of the model's files; default: the first that is pinned",
     ),
-    Option(name="engine", metavar="numpy", read=read_choice("numpy"), default="numpy", help="what runs the model"),
+    Option(
+        name="engine",
+        metavar="numpy",
+        read=read_choice("numpy"),
+        default="numpy",
+        help="what runs the model; onnxruntime comes in a later release",
+    ),
     Option(name="threads", metavar="N", read=read_count(1), help="default: the CPUs of this process"),
     Option(name="max-length", metavar="N", read=read_count(5), help="tokens in one pair; default: the model's"),
     Option(
@@ -81,10 +88,20 @@ def open_encoder(arguments: Arguments) -> "CrossEncoder":
 
 
 def score_pairs(encoder: "CrossEncoder", pairs: Sequence[tuple[str, str]]) -> "list[np.float32]":
-    """Return the logit of each (query, passage) pair, in order, in bounded memory."""
+    """Return the logit of each (query, passage) pair, in order, in bounded memory.
+
+    Where there is more than one chunk, people who watch stderr see how far it came.
+
+    Args:
+        encoder: What scores.
+        pairs: [N] pairs.
+    """
     logits: list[np.float32] = []
-    for start in range(0, len(pairs), CHUNK):
-        logits.extend(encoder.score_pairs(pairs[start : start + CHUNK]))
+    with progress(len(pairs)) if len(pairs) > CHUNK else nullcontext() as report:
+        for start in range(0, len(pairs), CHUNK):
+            logits.extend(encoder.score_pairs(pairs[start : start + CHUNK]))
+            if report:
+                report(len(logits))
     return logits
 
 

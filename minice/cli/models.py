@@ -17,22 +17,35 @@ def run(arguments: Arguments) -> int:
     """List the pins of the lock and where their files lie; no model file is read."""
     # Imported here, as in every verb: help and argument mistakes need neither lock nor NumPy.
     from minice.artifacts.lock import shipped_lock
-    from minice.artifacts.store import locate
+    from minice.artifacts.store import DEFAULT_MODEL, locate, setting
 
+    # What is used where no --model is given.
+    default = setting("MINICE_MODEL") or DEFAULT_MODEL
     found = [(pin, locate(pin, model_dir=model_dir(arguments))) for pin in shipped_lock().models]
     if choose_format(arguments["format"]) == "jsonl":
         for pin, reports in found:
-            write(to_json(_as_json(pin, reports)) + "\n")
+            write(to_json(_as_json(pin, reports, default=default in pin.names)) + "\n")
         return 0
-    rows = [_row(pin, report) for pin, reports in found for report in reports]
-    write(table(["model", "licence", "file", "bytes", "sha256", "status", "where"], rows))
+    blocks = [_block(pin, reports, default=default in pin.names) for pin, reports in found]
+    write("\n".join(blocks))
     return 0
+
+
+def _block(pin: "ModelPin", reports: "tuple[FileReport, ...]", *, default: bool) -> str:
+    """One model: a line about it, its other names, and a table of its files."""
+    marks = [*(["default"] if default else []), pin.license, f"max_length {pin.max_length}"]
+    lines = [f"{pin.id} ({', '.join(marks)})", *(f"also named {name}" for name in pin.names[1:])]
+    header = ["file", "bytes", "sha256", "status", "where"]
+    rows = [_row(pin, report) for report in reports]
+    text = "".join(f"{line}\n" for line in lines) + table(header, rows, elastic=[4])
+    if any(not report.good for report in reports):
+        text += f"minice verify {pin.id} says what is wrong and what to do\n"
+    return text
 
 
 def _row(pin: "ModelPin", report: "FileReport") -> list[str]:
     size = "" if report.size is None else f"{report.size:,}"
-    digest = _digest(pin, report)[:SHOWN_DIGITS]
-    return [pin.id, pin.license, report.name, size, digest, report.status, report.path or ""]
+    return [report.name, size, _digest(pin, report)[:SHOWN_DIGITS], report.status, report.path or ""]
 
 
 def _digest(pin: "ModelPin", report: "FileReport") -> str:
@@ -40,9 +53,10 @@ def _digest(pin: "ModelPin", report: "FileReport") -> str:
     return next((file.sha256 for file in pin.files if file.path == report.name), "")
 
 
-def _as_json(pin: "ModelPin", reports: "tuple[FileReport, ...]") -> dict[str, object]:
+def _as_json(pin: "ModelPin", reports: "tuple[FileReport, ...]", *, default: bool) -> dict[str, object]:
     return {
         "id": pin.id,
+        "default": default,
         "repository": pin.repository,
         "aliases": list(pin.aliases),
         "revision": pin.revision,
@@ -70,8 +84,9 @@ COMMAND = Command(
     name="models",
     summary="every pinned model, and what of it is on disk",
     description="""\
-Lists the files of every pinned model: licence, size, digest, where the file lies. Only names and sizes
-are looked at ("present"); `minice verify` reads and hashes. "absent" is an optional file that is not there.""",
+Lists the files of every pinned model: licence, other names, size, digest, where the file lies. "default" is
+the model that is used where no --model is given. Only names and sizes are looked at ("present"); `minice
+verify` reads and hashes. "absent" is an optional file that is not there.""",
     example="minice models",
     run=run,
     options=(FORMAT, MODEL_DIR),

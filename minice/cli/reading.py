@@ -5,6 +5,7 @@ their escapes, because the raw text of each member is put out again, not a parse
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from minice.errors import InputError
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines")
 TEXT_SUFFIXES = (".txt", ".md")
+SHOWN = 40  # characters of a line that an error shows
 _WHITE = " \t\r\n"  # what JSON calls white space
+# A bracket and nothing else, or one before a quotation mark: how documents over several lines start, broken ones too.
+_DOCUMENT_START = re.compile(r'[ \t]*(\[[ \t]*)?([\[{][ \t]*"|[\[{][ \t]*$)')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +114,14 @@ def is_blank(line: Line) -> bool:
 def choose_input_format(asked: str, name: str, lines: Iterable[Line]) -> str:
     """Return ``text`` or ``jsonl``: as asked, else by the file's name, else by the first non-blank line.
 
+    Args:
+        asked: ``text``, ``jsonl`` or ``auto``.
+        name: The file as the user wrote it; ``-`` for stdin.
+        lines: The input.
+
     Raises:
-        InputError: The file's name ends in ``.json`` and its first line is not an object by itself: a
-            document of several lines or an array, not JSONL.
+        InputError: The name does not say, and the input is one JSON document rather than JSONL; or the file's
+            name ends in ``.json`` and its first line is not an object by itself.
     """
     if asked != "auto":
         return asked
@@ -121,18 +130,35 @@ def choose_input_format(asked: str, name: str, lines: Iterable[Line]) -> str:
         return "jsonl"
     if suffix in TEXT_SUFFIXES:
         return "text"
-    first = next((line for line in lines if not is_blank(line)), None)
-    if first is None:
+    filled = [line for line in lines if not is_blank(line)]
+    if not filled:
         return "text"
-    if _is_object(first.text):
+    if _is_object(filled[0].text):
         return "jsonl"
-    if suffix == ".json":
+    if suffix == ".json" or _is_document(filled):
+        what = {"[": "a JSON array", "{": "a JSON object that does not end on its line"}
+        got = what.get(filled[0].text.lstrip(_WHITE)[:1], "something else")
         raise InputError(
-            "expected one JSON object a line, got the start of one JSON document; "
-            "write each object on a line of its own (for an array: jq -c '.[]')",
-            where=first.where,
+            f"expected JSONL, one object a line, got {got}; write each object on a line of its own (for an array: "
+            "jq -c '.[]'), or use --input-format text if every line is a passage",
+            where=filled[0].where,
         )
     return "text"
+
+
+def _is_document(lines: Sequence[Line]) -> bool:
+    """Whether lines are one JSON document, or start like one: a passage may start with a bracket, too."""
+    if not lines[0].text.lstrip(_WHITE).startswith(("[", "{")):
+        return False
+    if _DOCUMENT_START.match(lines[0].text):
+        return True
+    try:
+        json.loads("\n".join(line.text for line in lines), parse_int=float)
+    except ValueError:
+        return False
+    except RecursionError:  # nobody nests words that deep
+        return True
+    return True
 
 
 def _is_object(text: str) -> bool:
@@ -177,8 +203,10 @@ def parse_object(line: Line) -> dict[str, Any]:
     try:
         value = json.loads(line.text, parse_int=float, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
+        start = line.text if len(line.text) <= SHOWN else f"{line.text[:SHOWN]}..."
         raise InputError(
-            f"expected one JSON object, but at character {error.colno}: {error.msg}", where=line.where
+            f"expected one JSON object, but at character {error.colno}: {error.msg}; the line starts with {start!r}",
+            where=line.where,
         ) from None
     except ValueError as error:
         raise InputError(str(error), where=line.where) from None
@@ -211,6 +239,9 @@ def kind(value: object) -> str:
 def raw_members(text: str) -> list[tuple[str, str]]:
     """Split a valid JSON object into its keys and the raw text of their values.
 
+    Args:
+        text: What ``parse_object`` accepts.
+
     >>> raw_members('{"a": 1.50, "b": [2, {"c": 3}]}')
     [('a', '1.50'), ('b', '[2, {"c": 3}]')]
     """
@@ -237,6 +268,11 @@ def _skip_white(text: str, place: int) -> int:
 def string_member(line: Line, record: dict[str, Any], key: str) -> str:
     """Return the text under a key.
 
+    Args:
+        line: Where the record came from.
+        record: The parsed object.
+        key: Which of its keys.
+
     Raises:
         InputError: There is no such key (says which there are), or its value is not a string.
     """
@@ -252,6 +288,11 @@ def string_member(line: Line, record: dict[str, Any], key: str) -> str:
 def join_fields(line: Line, record: dict[str, Any], fields: Sequence[str]) -> str:
     """Join the named fields by one space; a field that is missing, null or empty adds nothing.
 
+    Args:
+        line: Where the record came from.
+        record: The parsed object.
+        fields: Its keys, in the order of the text.
+
     Raises:
         InputError: A value is not a string, or none of the fields is there.
     """
@@ -263,6 +304,10 @@ def join_fields(line: Line, record: dict[str, Any], fields: Sequence[str]) -> st
 
 def check_fields(fields: Sequence[str], lines: Iterable[Line]) -> None:
     """Refuse a field that no record has: a typing error would otherwise lose that field in silence.
+
+    Args:
+        fields: The keys that were asked for.
+        lines: The input.
 
     Raises:
         InputError: Names the field and the nearest key of the input.

@@ -91,7 +91,7 @@ cat passages.txt | minice rerank "how do I undo the last commit" - --format json
             read=read_choice("auto", "text", "jsonl"),
             default="auto",
             help="auto: by the name (.jsonl .ndjson .json-lines; .txt .md), else JSONL if the first "
-            "non-blank line is a JSON object",
+            "non-blank line is a JSON object; one JSON document (an array, an object over several lines) is refused",
         ),
         FORMAT,
         *MODEL_OPTIONS,

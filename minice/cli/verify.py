@@ -10,7 +10,7 @@ from minice.cli.writing import choose_format, complain, table, to_json, write
 from minice.errors import IntegrityError, MiniceError, ModelNotFoundError
 
 if TYPE_CHECKING:
-    from minice.artifacts.lock import ModelPin
+    from minice.artifacts.lock import Lock, ModelPin
     from minice.artifacts.store import FileReport
 
 
@@ -43,27 +43,50 @@ def run(arguments: Arguments) -> int:
             row = {name: getattr(finding, name) for name in ("model", "file", "status", "path", "message")}
             write(to_json(row) + "\n")
     elif findings:
-        rows = [[finding.model, finding.file, finding.status, finding.path or ""] for finding in findings]
-        write(table(["model", "file", "status", "where"], rows))
+        rows = [[finding.model, finding.file, finding.status, _shown_place(finding)] for finding in findings]
+        write(table(["model", "file", "status", "where"], rows, elastic=[3]))
     wrong = [finding for finding in findings if finding.exit_code]
     for finding in wrong:
         complain(f"minice: error: {finding.model}/{finding.file}: {finding.message}")
     return wrong[0].exit_code if wrong else 0
 
 
+def _shown_place(finding: Finding) -> str:
+    """Where the file lies; of a check that was skipped, why."""
+    return finding.message if finding.status == "skipped" else finding.path or ""
+
+
 def _findings(name: str | None, folder: str | None, *, deep: bool) -> Iterator[Finding]:
     from minice.artifacts.lock import shipped_lock
-    from minice.artifacts.store import inspect
+    from minice.artifacts.store import inspect, setting
 
     lock = shipped_lock()
-    for pin in [lock.find(name)] if name else lock.models:
-        reports = inspect(pin, model_dir=folder)
+    pins = [lock.find(name)] if name is not None else list(lock.models)
+    reports = {pin.id: inspect(pin, model_dir=folder, lock=lock) for pin in pins}
+    if name is None:
         # A model of which nothing is there was never put in place; only who asks for it misses it.
-        if not name and not any(report.path for report in reports):
-            continue
-        yield from (_finding(pin, report) for report in reports)
+        there = [pin for pin in pins if any(report.path for report in reports[pin.id])]
+        # A folder that was named holds one model, as a rule: another one is not damaged for sharing its file names.
+        given = folder or setting("MINICE_MODEL_DIR")
+        whole = [pin for pin in there if any(r.role == "model" and r.status == "ok" for r in reports[pin.id])]
+        if given and not there:
+            raise _nothing_there(lock, folder)
+        pins = (given and whole) or there
+    for pin in pins:
+        yield from (_finding(pin, report) for report in reports[pin.id])
         if deep:
-            yield _deep(pin, reports, folder, needed=name is not None)
+            yield _deep(pin, reports[pin.id], folder, needed=name is not None)
+
+
+def _nothing_there(lock: "Lock", folder: str | None) -> ModelNotFoundError:
+    """A folder was named, and holds no file of any model: for each model what opening it would say."""
+    from minice.artifacts.store import not_on_disk
+
+    lines = []
+    for pin in lock.models:
+        error = not_on_disk(pin, *(file for file in pin.files if not file.optional), model_dir=folder)
+        lines.append(f"{pin.id}: {error.message}")
+    return ModelNotFoundError("\n".join(lines))
 
 
 def _finding(pin: "ModelPin", report: "FileReport") -> Finding:
@@ -73,7 +96,7 @@ def _finding(pin: "ModelPin", report: "FileReport") -> Finding:
         file=report.name,
         status=report.status,
         path=report.path,
-        message=f"not on disk. {report.message}" if report.status == "missing" else report.message,
+        message=f"not on disk: {report.message}" if report.status == "missing" else report.message,
         exit_code=0 if report.good else kind.exit_code,
     )
 
@@ -92,7 +115,7 @@ def _deep(pin: "ModelPin", reports: "tuple[FileReport, ...]", folder: str | None
             status, message = ("ok" if check.matches else "mismatch"), check.message
             code = 0 if check.matches else IntegrityError.exit_code
         except MiniceError as error:
-            status, message, code = "failed", str(error), error.exit_code
+            status, message, code = "failed", error.message, error.exit_code
     return Finding(
         model=pin.id,
         file="fp32 -> int8",
@@ -108,8 +131,9 @@ COMMAND = Command(
     summary="re-hash a model's files and report each",
     description="""\
 Reads every file of the model ID, compares size and SHA-256 with the pin, and reports each. Without ID:
-of every model that has files on disk. Exit code: 0, or that of the first thing wrong: 4 for a missing
-file, 5 for one with other bytes. An optional file that is not there ("absent") is not wrong.""",
+of every model that has files on disk; with a folder that is named, of the models whose graph lies there.
+Exit code: 0, or that of the first thing wrong: 4 for a missing file, 5 for one with other bytes. An
+optional file that is not there ("absent") is not wrong.""",
     example="minice verify minice-l6",
     run=run,
     positionals=(Positional(name="ID", help="a model that `minice models` lists", required=False, read=read_text),),

@@ -6,8 +6,8 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO
 
 _JOINERS = "\u200c\u200d"  # invisible, harmless and part of words and emoji
@@ -25,6 +25,29 @@ def complain(text: str) -> None:
     if sys.stderr is not None:
         _write(sys.stderr, "\n".join(lines) + "\n")
         sys.stderr.flush()
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Count up on stderr, in one line that stands still; say nothing where stderr is no terminal.
+
+    Yields:
+        The function to call with how many of ``total`` are done.
+    """
+    shown = False
+
+    def report(done: int) -> None:
+        nonlocal shown
+        if sys.stderr is not None and sys.stderr.isatty():
+            shown = True
+            _write(sys.stderr, f"\rscored {done} of {total}")
+            sys.stderr.flush()
+
+    try:
+        yield report
+    finally:
+        if shown:
+            _write(sys.stderr, "\n")
 
 
 def _write(stream: IO[str] | None, text: str) -> None:
@@ -105,7 +128,12 @@ def _character_columns(character: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return text as one harmless line of at most ``width`` columns, marked with … where it is cut."""
+    """Return text as one harmless line of at most ``width`` columns, marked with … where it is cut.
+
+    Args:
+        text: Of any length; only its start is read.
+        width: Columns, at least 1.
+    """
     # More characters than columns can only be combining ones: a bounded read of a text of any length.
     line = harmless(" ".join(text[: 8 * width + 100].split()))
     if columns(line) <= width:

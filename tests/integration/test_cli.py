@@ -167,6 +167,32 @@ def test_a_terminal_gets_a_table():
     assert lines[3].startswith("model: minice-l6@")
 
 
+@POSIX
+def test_progress_is_for_a_terminal(tmp_path):
+    import pty
+
+    path = tmp_path / "notes.txt"
+    path.write_text("a\n" * 1100)
+    outer, inner = pty.openpty()
+    process = start("rerank", "q", str(path), "--top-n", "1", stdout=subprocess.PIPE, stderr=inner)
+    out, _ = process.communicate(timeout=60)
+    os.close(inner)
+    shown = os.read(outer, 4096).decode()
+    os.close(outer)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 1
+    assert shown == "\rscored 512 of 1100\rscored 1024 of 1100\rscored 1100 of 1100\r\n"
+    assert run("rerank", "q", str(path), "--top-n", "1") == (0, out, "")
+    path.write_text("a\n" * 512)
+    outer, inner = pty.openpty()
+    assert start("rerank", "q", str(path), stdout=subprocess.DEVNULL, stderr=inner).wait(timeout=60) == 0
+    os.set_blocking(outer, False)
+    with pytest.raises(BlockingIOError):  # a short input says nothing
+        os.read(outer, 4096)
+    os.close(inner)
+    os.close(outer)
+
+
 def test_help_and_mistakes_need_no_numpy():
     code = """
 import sys
@@ -257,12 +283,13 @@ def test_options_reach_the_encoder(rows):
 @pytest.mark.parametrize(
     ("argv", "env", "code", "part"),
     [
-        (["--model", "minice-l7"], {}, 4, "'minice-l6'"),
-        ([], {"MINICE_MODEL": "nobody/nothing"}, 4, "nobody/nothing"),
+        (["--model", "minice-l7"], {}, 4, "error: --model: no model is pinned as 'minice-l7'"),
+        ([], {"MINICE_MODEL": "nobody/nothing"}, 4, "error: MINICE_MODEL: no model is pinned as 'nobody/nothing'"),
         (["--model", "ms-marco-MiniLM-L6-v2"], {"MINICE_HOME": "nowhere"}, 4, "not on disk"),
         (["--model-dir", "nowhere"], {}, 4, "nowhere"),
-        (["--model-dir", ""], {}, 2, "model_dir"),
-        (["--max-length", "513"], {}, 2, "max_length"),
+        (["--model-dir", ""], {}, 2, "error: --model-dir: "),
+        (["--max-length", "513"], {}, 2, "error: --max-length: expected an integer from 5 to 512"),
+        (["--precision", "fp32"], {}, 4, "no 'model.onnx' in the package or "),
         (["--model", "minice-l6"], {"MINICE_MODEL": "nobody", "MINICE_MODEL_DIR": " "}, 0, ""),  # FR 145
     ],
 )

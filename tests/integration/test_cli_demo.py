@@ -46,7 +46,7 @@ def test_there_is_something_to_see():
 
 
 def test_every_number_of_the_jsonl_is_the_librarys(logits, capsysbinary):
-    assert main(["demo", "--format", "jsonl"]) == 0
+    assert main(["demo"]) == 0  # no terminal
     out, err = capsysbinary.readouterr()
     assert err == b""
     rows = [json.loads(line) for line in out.decode("utf-8").splitlines()]
@@ -76,7 +76,7 @@ def test_every_number_of_the_jsonl_is_the_librarys(logits, capsysbinary):
 
 def test_every_number_of_the_table_is_the_librarys(logits, capsysbinary, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # nothing is cut
-    assert main(["demo"]) == 0
+    assert main(["demo", "--format", "table"]) == 0
     *blocks, footer = capsysbinary.readouterr().out.decode("utf-8").split("\n\n")
     data = demo.load()
     for block, entry, values in zip(blocks, data["queries"], logits, strict=True):

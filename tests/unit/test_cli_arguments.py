@@ -69,7 +69,7 @@ def test_a_count_is_plain_digits(value):  # FR 63
 def test_every_mistake_is_reported():
     assert mistakes("--topn", "3", "--format", "xml", "--top-n", "-1", "--verbose", "--deep=yes") == [
         "unknown option '--topn': did you mean --top-n?",
-        "unknown option '--verbose': put -- before a text that starts with a dash",
+        "unknown option '--verbose': try takes no such option",
         "--deep takes no value, got 'yes'",
         "--format: expected jsonl or table, got 'xml'",
         "--top-n: expected a whole number of at least 0, got '-1'",
@@ -79,7 +79,7 @@ def test_every_mistake_is_reported():
 
 def test_values_that_do_not_go_together_are_reported_with_the_rest():
     assert mistakes("q", "f", "x", "y", "--deep", "--format", "table") == [
-        "unexpected: 'x' 'y' (put quotes around a value with spaces)",
+        "unexpected: 'x' 'y' (one FILE only; put quotes around a value with spaces)",
         "deep does not go with table",
     ]
 
@@ -91,6 +91,11 @@ def test_a_value_is_needed_and_options_come_once():
     ]
     assert mistakes("q", "--top-n") == ["--top-n needs a value: how many"]
     assert mistakes("q", "--top-n", "1", "--top-n", "2") == ["--top-n is given twice"]
+
+
+def test_the_value_of_an_unknown_option_is_not_a_second_mistake():
+    assert mistakes("--window", "3", "q", "f") == ["unknown option '--window': try takes no such option"]
+    assert mistakes("-5 degrees", "f") == ["unknown option '-5 degrees': put -- before a text that starts with a dash"]
 
 
 def test_names_are_not_abbreviated():

@@ -95,8 +95,9 @@ def test_stdin(monkeypatch):
         ("-", '  {"text": 1e999}', "jsonl"),
         ("a.log", "{not json", "text"),
         ("a.json", '{"text": "x"}', "jsonl"),
-        ("-", '["text"]', "text"),
-        ("-", '{"a":' * 100_000, "text"),
+        ("-", "[note] call mum", "text"),
+        ("-", "[1] a footnote", "text"),
+        ("-", "{braces} in a template", "text"),
     ],
 )
 def test_auto_goes_by_the_name_then_by_the_first_line(name, first, expected):
@@ -110,8 +111,35 @@ def test_what_was_asked_wins_over_the_name():
 
 
 def test_a_json_document_is_not_taken_for_passages():
-    with pytest.raises(InputError, match="one JSON object a line"):
+    with pytest.raises(InputError, match="expected JSONL, one object a line, got a JSON array"):
         choose_input_format("auto", "a.json", lines("[", '{"text": "x"}', "]"))
+    with pytest.raises(InputError, match="expected JSONL, one object a line, got something else"):
+        choose_input_format("auto", "a.json", lines("plain words"))
+
+
+@pytest.mark.parametrize(
+    ("document", "got"),
+    [
+        (["[", '{"text": "x"},', '{"text": "y"}', "]"], "a JSON array"),
+        (["", '[{"text": "x"}, {"text": "y"}]'], "a JSON array"),
+        (['["x", "y"]'], "a JSON array"),
+        (["[1,", "2]"], "a JSON array"),
+        (["[[1,", "2]]"], "a JSON array"),
+        (['["cut off'], "a JSON array"),
+        (["[" * 100_000], "a JSON array"),
+        (["{", '  "text": "x"', "}"], "a JSON object"),
+        (['{"text": "x"'], "a JSON object"),
+        (['{"a":' * 100_000], "a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("name", ["-", "notes", "notes.log"])
+def test_a_json_document_is_not_ranked_as_text(name, document, got):
+    with pytest.raises(InputError, match=f"expected JSONL, .*got {got}") as caught:
+        choose_input_format("auto", name, lines(*document))
+    assert "--input-format text" in caught.value.message
+    assert caught.value.where == f"notes:{1 + (document[0] == '')}"
+    assert choose_input_format("text", name, lines(*document)) == "text"
+    assert choose_input_format("auto", "notes.txt", lines(*document)) == "text"
 
 
 def test_text_skips_blank_lines_and_jsonl_keeps_blank_texts():  # FR 17
@@ -123,9 +151,20 @@ def test_text_skips_blank_lines_and_jsonl_keeps_blank_texts():  # FR 17
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("plain", "expected one JSON object, but at character 1: Expecting value"),
-        ('{"text": "x"', "expected one JSON object, but at character 13: Expecting ',' delimiter"),
-        ('{"text": "x"} {}', "expected one JSON object, but at character 15: Extra data"),
+        ("plain", "expected one JSON object, but at character 1: Expecting value; the line starts with 'plain'"),
+        (
+            '{"text": "x"',
+            "expected one JSON object, but at character 13: Expecting ',' delimiter; "
+            'the line starts with \'{"text": "x"\'',
+        ),
+        (
+            '{"text": "x"} {}',
+            'expected one JSON object, but at character 15: Extra data; the line starts with \'{"text": "x"} {}\'',
+        ),
+        (
+            "x" * 41,
+            f"expected one JSON object, but at character 1: Expecting value; the line starts with '{'x' * 40}...'",
+        ),
         ('["text"]', "expected a JSON object, got an array"),
         ('"text"', "expected a JSON object, got a string"),
         ("3", "expected a JSON object, got a number"),

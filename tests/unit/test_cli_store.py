@@ -1,5 +1,6 @@
 """``minice models``, ``verify`` and ``quantize`` on a small model that a lock of its own pins."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -56,7 +57,8 @@ def test_models_lists_every_pin_and_where_its_files_are(run, folder):
     assert [model["on_disk"] for model in run("models", "--model-dir", folder)[1]] == [True, True]
 
 
-def test_models_as_a_table_shows_the_start_of_each_digest(folder, capsysbinary):
+def test_models_as_a_table_shows_the_start_of_each_digest(folder, capsysbinary, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     assert main(["models", "--format", "table", "--model-dir", str(folder)]) == 0
     out = capsysbinary.readouterr().out.decode()
     digest = hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
@@ -85,7 +87,10 @@ def test_verify_of_a_missing_file_says_how_to_get_it(run, folder):
     code, rows, err = run("verify", "tiny", "--model-dir", folder)
     assert code == 4
     assert statuses(rows)[1] == ("tiny", "tokenizer.json", "missing")
-    assert err.startswith("minice: error: tiny/tokenizer.json: not on disk. ")
+    assert err.startswith(f"minice: error: tiny/tokenizer.json: not on disk: no 'tokenizer.json' in '{folder}' (")
+    command = f"Run: mkdir -p {folder} && cp tokenizer.json {folder}/ && minice verify tiny --model-dir {folder}\n"
+    assert err.endswith(command)
+    assert rows[1]["message"] in err
 
 
 def test_without_an_id_only_what_is_on_disk_is_verified(run, folder):
@@ -96,6 +101,80 @@ def test_without_an_id_only_what_is_on_disk_is_verified(run, folder):
     code, rows, _ = run("verify")
     assert code == 4
     assert statuses(rows) == [("other", "model.onnx", "ok"), ("other", "tokenizer.json", "missing")]
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_a_folder_that_is_given_and_holds_no_model_is_an_error(run, folder, monkeypatch, given):
+    nowhere = folder / "nowhere"
+    if given == "variable":
+        monkeypatch.setenv("MINICE_MODEL_DIR", str(nowhere))
+    argv = ["--model-dir", nowhere] if given == "option" else []
+    for state in ("does not exist", "no 'model.onnx' and no 'tokenizer.json' in"):
+        code, rows, err = run("verify", *argv)
+        assert (code, rows) == (4, [])
+        assert state in err
+        assert "minice: error: tiny: not on disk: " in err
+        assert f"cp model.onnx tokenizer.json {nowhere}/ && minice verify other --model-dir {nowhere}" in err
+        nowhere.mkdir(exist_ok=True)
+    monkeypatch.setenv("MINICE_MODEL_DIR", " ")
+    assert run("verify") == (0, [], "")
+
+
+def lock_of_two(folder, monkeypatch):
+    """A second model, whose graph has the first one's name and other bytes."""
+    first = minice.artifacts.lock.shipped_lock().models[0]
+    graph = folder / "second.onnx"
+    graph.write_bytes(b"short")
+    pin = dataclasses.replace(first.files[0], size=5, sha256=hashlib.sha256(b"short").hexdigest())
+    second = dataclasses.replace(first, id="second", files=(pin, *first.files[1:]))
+    lock = minice.artifacts.lock.Lock(models=(first, second))
+    monkeypatch.setattr(minice.artifacts.lock, "shipped_lock", lambda: lock)
+    graph.replace(folder / "model.onnx")
+
+
+def test_another_model_in_the_folder_is_named(run, folder, monkeypatch):
+    size = (folder / "model.onnx").stat().st_size
+    lock_of_two(folder, monkeypatch)
+    code, rows, err = run("verify", "tiny", "--model-dir", folder)
+    assert (code, statuses(rows)[0]) == (5, ("tiny", "model.onnx", "truncated"))
+    assert f"is truncated or another file: expected {size:,} bytes, got 5. " in err
+    assert "That folder holds another model, 'second' in fp32: name that one to use it" in err
+    code, rows, err = run("verify", "--model-dir", folder)  # without an id that is no mistake
+    assert (code, err, {row["model"] for row in rows}) == (0, "", {"second"})
+
+
+def test_tables_fit_the_terminal(folder, capsysbinary, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("MINICE_MODEL", "other")
+    deep = folder.joinpath(*["a-folder-with-a-long-name"] * 6)
+    deep.mkdir(parents=True)
+    for name in ("model.onnx", "tokenizer.json"):
+        shutil.copy(folder / name, deep)
+    for argv in (["models"], ["verify"], ["verify", "--deep"]):
+        assert main([*argv, "--format", "table", "--model-dir", str(deep)]) == 0
+        out = capsysbinary.readouterr().out.decode()
+        assert max(map(len, out.splitlines())) <= 80
+        assert "…" in out
+        if argv == ["models"]:
+            assert "tiny (Apache-2.0, max_length 64)\n" in out
+            assert "other (default, Apache-2.0, max_length 64)\n" in out
+    assert "skipped  needs the fp32 file and the int8 file\n" in out
+
+
+def test_models_marks_the_default_and_shows_aliases(capsysbinary, monkeypatch):
+    for name in ("MINICE_MODEL", "MINICE_MODEL_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MINICE_HOME", "nowhere")
+    assert main(["models", "--format", "table"]) == 0
+    out = capsysbinary.readouterr().out.decode()
+    assert "minice-l6 (default, " in out
+    assert "also named cross-encoder/ms-marco-MiniLM-L-6-v2\n" in out
+    assert "minice verify ms-marco-MiniLM-L6-v2 says what is wrong" in out
+    assert "minice verify minice-l6" not in out
+    monkeypatch.setenv("MINICE_MODEL", "cross-encoder/ms-marco-MiniLM-L-6-v2")
+    assert main(["models"]) == 0
+    found = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
+    assert [(row["id"], row["default"]) for row in found] == [("minice-l6", False), ("ms-marco-MiniLM-L6-v2", True)]
 
 
 def test_an_unknown_id_names_the_nearest(run, folder):
@@ -109,6 +188,8 @@ def test_quantize_then_verify_deep(run, folder):
     code, rows, _ = run("verify", "tiny", "--deep", "--model-dir", folder)
     assert code == 4  # asked for by name, and there is no int8 file yet
     assert run("verify", "--deep", "--model-dir", folder)[0] == 0
+    assert rows[-1]["message"].startswith("not on disk: no 'model.int8.onnx' in ")
+    assert "use precision fp32 (--precision fp32), or run: minice quantize" in rows[-1]["message"]
     code, (report,), err = run("quantize", "tiny", "--model-dir", folder)
     assert (code, err) == (0, "")
     assert report["pinned_as"] == "tiny"
@@ -152,6 +233,7 @@ def test_without_onnx_the_install_command_is_named(run, folder, monkeypatch):
     code, rows, err = run("quantize", folder)
     assert (code, rows) == (7, [])
     assert "pip install 'minice[quantize]'" in err
+    assert "pip install '.[quantize]'" in err
 
 
 def test_quantize_as_a_table(folder, capsysbinary):
@@ -171,9 +253,38 @@ def test_what_cannot_be_quantized(run, folder):
     assert code == 4
     code, _, err = run("quantize", "tiny")
     assert code == 4
-    assert "needs the fp32 file 'model.onnx', which is not on disk" in err
+    home = folder / "home" / "tiny"
+    assert f"quantizing needs the fp32 file, which is not on disk: no 'model.onnx' in '{home}' (MINICE_HOME). " in err
+    assert err.endswith(f"Run: mkdir -p {home} && cp model.onnx {home}/ && minice quantize tiny\n")
     empty = folder / "empty"
     empty.mkdir()
     code, _, err = run("quantize", empty)
     assert code == 2
     assert "expected onnx/model.onnx or model.onnx in it" in err
+    code, _, err = run("quantize", folder, "--model-dir", empty)
+    assert (code, err.partition(" and ")[0]) == (2, "minice: error: --model-dir: goes with the id of a model only,")
+    (empty / "model.onnx").write_bytes(b"no model")
+    for target in (empty, empty / "model.onnx"):
+        code, _, err = run("quantize", target)
+        assert code == 6
+        assert err.startswith(f"minice: error: {empty / 'model.onnx'}: ")
+
+
+def test_quantizing_the_embedded_model_says_what_it_needs(capsysbinary, monkeypatch, tmp_path):
+    monkeypatch.setenv("MINICE_HOME", str(tmp_path))
+    monkeypatch.delenv("MINICE_MODEL_DIR", raising=False)
+    place = tmp_path / "minice-l6"
+    assert main(["quantize", "minice-l6"]) == 4
+    err = capsysbinary.readouterr().err.decode()
+    assert (
+        "the int8 file of this model is pinned and need not be made; quantizing needs the fp32 file, which is " in err
+    )
+    assert f"no 'model.onnx' in the package or '{place}' (MINICE_HOME). Put model.onnx (90,982,500 bytes" in err
+    assert err.endswith(f"Run: mkdir -p {place} && cp model.onnx {place}/ && minice quantize minice-l6\n")
+    pytest.importorskip("onnx")
+    assert main(["verify", "minice-l6", "--deep"]) == 4
+    err = capsysbinary.readouterr().err.decode()
+    assert err.startswith(
+        "minice: error: minice-l6/fp32 -> int8: quantizing needs the fp32 file, which is not on disk: "
+    )
+    assert err.endswith("&& minice verify minice-l6 --deep\n")

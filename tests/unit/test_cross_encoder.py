@@ -287,6 +287,10 @@ def test_the_embedded_model_only_where_none_is_named(clean_environment):
     with pytest.raises(ModelNotFoundError):
         CrossEncoder.open()
     assert CrossEncoder.open("minice-l6").info()["model"] == "minice-l6"  # the argument wins
+    clean_environment.setenv("MINICE_MODEL", "nonsense")
+    with pytest.raises(ModelNotFoundError, match="no model is pinned as 'nonsense'") as caught:
+        CrossEncoder.open()
+    assert caught.value.where == "MINICE_MODEL"
 
 
 def test_blank_variables_are_unset(clean_environment):  # FR 145
@@ -348,9 +352,10 @@ def test_answer_says_what_its_numbers_are(open_tiny):
 def test_a_deadline_in_the_past_starts_nothing(open_tiny, monkeypatch):
     encoder = open_tiny()
     monkeypatch.setattr(minice.cross_encoder, "open_engine", None)  # would be a TypeError
-    with pytest.raises(ScorerError, match="starting") as caught:
-        encoder.answer(QUERY, ["a"], deadline=time.monotonic() - 1)
-    assert "tiny@" in str(caught.value)
+    for deadline in (time.monotonic() - 1, 0.5):  # the second is a duration by mistake
+        with pytest.raises(ScorerError, match=r"before the work began.* give time\.monotonic\(\) \+ seconds") as caught:
+            encoder.answer(QUERY, ["a"], deadline=deadline)
+        assert "tiny@" in str(caught.value)
 
 
 def test_a_deadline_ends_a_call_between_batches(open_tiny, monkeypatch):

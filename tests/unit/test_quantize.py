@@ -36,6 +36,7 @@ from minice.engines import open_engine
 from minice.engines.bert import recognize_bert
 from minice.engines.onnx_file import read_onnx
 from minice.errors import (
+    ConfigError,
     EngineUnavailableError,
     GraphError,
     InputError,
@@ -470,7 +471,13 @@ def test_find_a_pinned_source(source: Path) -> None:
     assert found.path == source
     assert found.expected == Digest(sha256=sha256(source.read_bytes()), size=source.stat().st_size)
     assert found.tokenizer == tiny_tokenizer()
-    with pytest.raises(ModelNotFoundError, match="'tiny' is not on disk"):
+    assert find_source("tiny", model_dir=source.parent, environ={}, lock=lock).path == source
+    with pytest.raises(ConfigError, match="goes with the id of a model only") as caught:
+        find_source(source, model_dir=source.parent, lock=lock)
+    assert caught.value.where == "model_dir"
+    with pytest.raises(
+        ModelNotFoundError, match=r"tiny: quantizing needs the fp32 file, which is not on disk: no 'model\.onnx' in "
+    ):
         find_source("tiny", environ={"MINICE_HOME": str(source.parent)}, lock=lock)
 
 
@@ -497,14 +504,30 @@ def test_find_a_source_by_its_path(source: Path, tmp_path: Path, monkeypatch) ->
     ("target", "message"),
     [
         ("minice-l7", "did you mean 'minice-l6'"),
-        ("no/such/model.onnx", "nothing to quantize: no 'no/such/model.onnx'"),
-        (".", "nothing to quantize: no 'onnx/model.onnx' or 'model.onnx'"),
+        ("no/such/model.onnx", "nor is there a file or folder of that name"),
     ],
 )
 def test_nothing_to_quantize(tmp_path: Path, monkeypatch, target: str, message: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match=message):
         find_source(target, environ={})
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected onnx/model\.onnx or model.onnx in it, found neither") as caught:
+        find_source(tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
+def test_errors_name_the_file(source: Path) -> None:
+    written = write_quantized(source)
+    with pytest.raises(InputError, match="it is quantized already") as caught:
+        write_quantized(written.path)
+    assert caught.value.where == str(written.path)
+    source.write_bytes(b"no model")
+    with pytest.raises(GraphError) as graph:
+        write_quantized(source)
+    assert graph.value.where.startswith(str(source))
 
 
 def test_unexpected_source(source: Path) -> None:

@@ -2,6 +2,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from minice.artifacts import store
 from minice.artifacts.lock import FilePin, Lock, ModelPin, shipped_lock
 from minice.artifacts.receipt import Digest, Receipt, format_receipt
-from minice.artifacts.store import inspect, locate, model_folder, open_model, read_unpinned
+from minice.artifacts.store import inspect, locate, not_on_disk, open_model, read_unpinned, setting
 from minice.errors import ConfigError, InputError, IntegrityError, ModelNotFoundError
 from minice.scores import ScoreScale
 
@@ -161,12 +162,20 @@ def test_a_given_folder_is_the_only_place(flat: Path, tmp_path: Path) -> None:
     refused(ModelNotFoundError, None, environ=environ | {"MINICE_MODEL_DIR": str(empty)})
 
 
+def model_folder(environ: dict) -> Path:
+    """The folder that a message about a model tells people to make."""
+    folder = re.search(r"into '([^']+)'", not_on_disk(PIN, TOKENIZER_PIN, environ=environ).message)
+    assert folder
+    return Path(folder[1])
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\t\n"])
 def test_blank_environment_is_unset(flat: Path, tmp_path: Path, blank: str) -> None:
     # FR 145
     environ = {"MINICE_MODEL_DIR": blank, "MINICE_HOME": blank, "XDG_DATA_HOME": blank, "HOME": str(tmp_path)}
-    blanks = model_folder(PIN, environ=environ)
-    assert blanks == model_folder(PIN, environ={"HOME": str(tmp_path)})
+    blanks = model_folder(environ)
+    assert blanks == model_folder({"HOME": str(tmp_path)})
+    assert setting("HOME", {"HOME": blank}) is None
     home = {"MINICE_MODEL_DIR": blank, "MINICE_HOME": str(tmp_path / "home")}
     write(tmp_path / "home" / "published", {"model.onnx": MODEL, "tokenizer.json": TOKENIZER})
     assert opened(None, environ=home).model == MODEL
@@ -186,13 +195,13 @@ def test_blank_environment_is_unset(flat: Path, tmp_path: Path, blank: str) -> N
 )
 def test_user_folder_of_each_platform(monkeypatch, platform: str, environ: dict, expected: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert model_folder(PIN, environ=environ).as_posix() == expected
+    assert model_folder(environ).as_posix() == expected
 
 
 def test_home_unset(monkeypatch) -> None:
     pwd = pytest.importorskip("pwd")
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    assert home in model_folder(PIN, environ={}).parents
+    assert home in model_folder({}).parents
 
     def unknown(uid: int) -> None:
         raise KeyError(uid)
@@ -201,9 +210,6 @@ def test_home_unset(monkeypatch) -> None:
     error = refused(ModelNotFoundError, None)
     assert "the user has no home folder" in error.message
     assert "MINICE_MODEL_DIR" in error.message
-    with pytest.raises(ConfigError) as caught:
-        model_folder(PIN, environ={})
-    assert caught.value.where == "MINICE_HOME"
     # The embedded model needs no home.
     assert open_model(shipped_lock().find("minice-l6"), environ={}).precision == "int8"
 
@@ -298,11 +304,12 @@ def test_missing(tmp_path: Path) -> None:
     error = refused(ModelNotFoundError, tmp_path)
     assert error.where == "published"
     assert error.message == (
-        "'published' is not on disk: no 'onnx/model.onnx' or 'model.onnx' and no 'tokenizer.json' in "
-        f"{str(tmp_path)!r} (model_dir names it, so no other place is searched). "
+        "not on disk: no 'onnx/model.onnx' or 'model.onnx' and no 'tokenizer.json' in "
+        f"{str(tmp_path)!r} (model_dir or --model-dir names it, so no other place is searched). "
         f"Put onnx/model.onnx (140 bytes, sha256 {sha256(MODEL)[:8]}...) and tokenizer.json (13 bytes, sha256 "
         f"{sha256(TOKENIZER)[:8]}...) into {str(tmp_path)!r}, as published in owner/published at revision "
-        f"{'ab' * 20}"
+        f"{'ab' * 20}. Run: mkdir -p {tmp_path} && cp model.onnx tokenizer.json {tmp_path}/ && "
+        f"minice verify published --model-dir {tmp_path}"
     )
     home = refused(ModelNotFoundError, None, environ={"MINICE_HOME": str(tmp_path)})
     assert f"in {str(tmp_path / 'published')!r} (MINICE_HOME). Put" in home.message
@@ -310,7 +317,7 @@ def test_missing(tmp_path: Path) -> None:
 
 def test_missing_folder(tmp_path: Path) -> None:
     gone = refused(ModelNotFoundError, tmp_path / "gone")
-    assert f"{str(tmp_path / 'gone')!r}, named by model_dir, does not exist" in gone.message
+    assert f"{str(tmp_path / 'gone')!r}, named by model_dir or --model-dir, does not exist" in gone.message
     write(tmp_path, {"model.onnx": MODEL})
     environ = {"MINICE_MODEL_DIR": str(tmp_path / "model.onnx")}
     file = refused(ModelNotFoundError, None, environ=environ)
@@ -320,6 +327,15 @@ def test_missing_folder(tmp_path: Path) -> None:
 def test_only_what_is_used_must_be_there(flat: Path) -> None:
     needed = dataclasses.replace(PIN, files=(*PIN.files[:2], dataclasses.replace(PIN.files[2], optional=False)))
     assert opened(flat, needed).model == MODEL
+    (flat / "model.onnx").unlink()
+    # But the command that puts the model in place ends in a check of everything.
+    assert f"&& cp model.onnx config.json {flat}/ &&" in refused(ModelNotFoundError, flat, needed).message
+
+
+def test_a_folder_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    message = refused(ModelNotFoundError, tmp_path / "my models").message
+    folder = f"'{tmp_path / 'my models'}'"
+    assert f"Run: mkdir -p {folder} && cp model.onnx tokenizer.json {folder}/ &&" in message
 
 
 def bad_model(flat: Path, data: bytes) -> str:
@@ -332,10 +348,11 @@ def bad_model(flat: Path, data: bytes) -> str:
 def test_truncated(flat: Path) -> None:
     # FR 130
     assert bad_model(flat, MODEL[:-1]) == (
-        f"{str(flat / 'model.onnx')!r} is truncated: expected 140 bytes, got 139. Replace it by onnx/model.onnx "
-        f"(140 bytes, sha256 {sha256(MODEL)[:8]}...), as published in owner/published at revision {'ab' * 20}"
+        f"{str(flat / 'model.onnx')!r} is truncated or another file: expected 140 bytes, got 139. Replace it by "
+        f"onnx/model.onnx (140 bytes, sha256 {sha256(MODEL)[:8]}...), as published in owner/published at revision "
+        f"{'ab' * 20}"
     )
-    assert "is truncated: expected 140 bytes, got 0. " in bad_model(flat, b"")
+    assert "is truncated or another file: expected 140 bytes, got 0. " in bad_model(flat, b"")
 
 
 def test_too_long(flat: Path) -> None:
@@ -716,17 +733,17 @@ def test_quantized_file_without_receipt(quantized: Path) -> None:
     message = refused(IntegrityError, quantized, precision="int8").message
     assert "has no receipt beside it" in message
     # FR 130: nothing partial is ever a model; the whole fp32 file beside it is named instead
-    assert 'use precision="fp32"' in message
+    assert "use precision fp32 (--precision fp32)" in message
 
 
 def test_missing_int8_says_how_it_is_made(flat: Path, tmp_path: Path) -> None:
     message = refused(ModelNotFoundError, flat, precision="int8").message
     assert "no 'onnx/model.int8.onnx' or 'model.int8.onnx'" in message
-    assert 'The fp32 file of this model is there: use precision="fp32"' in message
+    assert "The fp32 file of this model is there: use precision fp32 (--precision fp32)" in message
     assert f"run: minice quantize {flat}" in message
     environ = {"MINICE_HOME": str(tmp_path)}
     message = refused(ModelNotFoundError, None, precision="int8", environ=environ).message
-    assert message.endswith("then run: minice quantize published")
+    assert message.endswith("&& minice quantize published")
     assert "Put onnx/model.onnx (140 bytes" in message
     assert "and tokenizer.json (13 bytes" in message
 
@@ -734,7 +751,7 @@ def test_missing_int8_says_how_it_is_made(flat: Path, tmp_path: Path) -> None:
 def test_missing_fp32_points_to_the_int8_file(quantized: Path) -> None:
     (quantized / "model.onnx").unlink()
     message = refused(ModelNotFoundError, quantized).message
-    assert 'The int8 file of this model is there: use precision="int8"' in message
+    assert "The int8 file of this model is there: use precision int8 (--precision int8)" in message
     write(quantized, {"model.int8.onnx": b"broken"})
     assert "use precision" not in refused(ModelNotFoundError, quantized).message
 
@@ -796,7 +813,10 @@ def test_reports_never_raise(tmp_path: Path, report) -> None:
         "config.json": "absent",
     }
     assert not missing[0].good
-    assert missing[0].message.startswith("Put onnx/model.onnx (140 bytes")
+    assert missing[0].message.startswith(f"{str(tmp_path / 'nowhere')!r}, named by model_dir or --model-dir, does not ")
+    assert ". Put onnx/model.onnx (140 bytes" in missing[0].message
+    tried = report(PIN, model_dir=tmp_path, environ={})[0].message
+    assert tried.startswith(f"no 'onnx/model.onnx' or 'model.onnx' in {str(tmp_path)!r} (")
     (tmp_path / "loop").symlink_to("loop")
     assert {item.status for item in report(PIN, model_dir=tmp_path / "loop", environ={})} <= {
         "unreadable",
@@ -812,6 +832,18 @@ def test_reports_never_raise(tmp_path: Path, report) -> None:
         "config.json": "too-long",
         "onnx/model.int8.onnx": "receipt",
     }
+
+
+def test_reports_say_what_the_folder_holds_instead(flat: Path) -> None:
+    missing = inspect(TWO, model_dir=flat, environ={}, lock=LOCK)[0]
+    assert missing.status == "missing"
+    assert missing.message == refused(ModelNotFoundError, flat, TWO).message.removeprefix("not on disk: ")
+    assert missing.message.endswith("use precision fp32 (--precision fp32)")
+    assert "use precision" not in locate(TWO, model_dir=flat, environ={})[0].message
+    write(flat, {"model.onnx": OTHER})
+    other = "That folder holds another model, 'another' in fp32: name that one to use it"
+    assert inspect(PIN, model_dir=flat, environ={}, lock=LOCK)[0].message.endswith(other)
+    assert not locate(PIN, model_dir=flat, environ={})[0].message.endswith(other)
 
 
 # --- files named by their path -------------------------------------------------------------------------
