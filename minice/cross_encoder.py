@@ -5,7 +5,6 @@ one load whatever arrives at once, many threads and event loops on one encoder, 
 close, and the fork of a process that was in the middle of any of these.
 """
 
-import asyncio
 import math
 import os
 import threading
@@ -256,6 +255,8 @@ class CrossEncoder:
         Raises:
             InputError, GraphError, ClosedError: As ``score``.
         """
+        import asyncio  # whoever awaits has it loaded; a command line need not wait for it
+
         texts = _texts(passages)
         abandoned = threading.Event()
         loop = asyncio.get_running_loop()
@@ -337,6 +338,8 @@ class CrossEncoder:
 
     async def aclose(self) -> None:
         """Do what ``close`` does, off the event loop."""
+        import asyncio
+
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
