@@ -21,6 +21,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 LOGIT_ATOL = 2e-5  # largest logit difference that counts as agreement between two engines
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+GRAPHS = Path(__file__).parent / "data" / "graphs"
+# Of these, BERT with erf-GELU as exporters and the optimizer of onnxruntime write it.
+BERTS = (
+    "bert-legacy-eager-opset11",
+    "bert-legacy-eager-opset14",
+    "bert-legacy-eager-opset17",
+    "bert-legacy-sdpa-opset14",
+    "bert-dynamo-opset18",
+    "bert-ort-basic",
+)
 SHARED_SKIP = "needs the folder ../shared beside the checkout (full-size models and graphs): not found"
 
 VOCABULARY = 64

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import LOGIT_ATOL
+from conftest import BERTS, GRAPHS, LOGIT_ATOL
 from onnx import TensorProto, helper, numpy_helper
 
 from minice.engines.bert import recognize_bert
@@ -17,15 +17,6 @@ from minice.engines.onnx_file import read_onnx
 from minice.engines.weights import BertWeights, Matrix, Table, reference_logits
 from minice.errors import GraphError
 
-GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
-BERTS = (
-    "bert-legacy-eager-opset11",
-    "bert-legacy-eager-opset14",
-    "bert-legacy-eager-opset17",
-    "bert-legacy-sdpa-opset14",
-    "bert-dynamo-opset18",
-    "bert-ort-basic",
-)
 INT8 = ("bert-int8-cast", "bert-int8-dequantize")
 RUNS = (*BERTS, *INT8, "bert-relu", "distilbert")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LOGIT_ATOL
+from conftest import BERTS, GRAPHS, LOGIT_ATOL
 
 import minice
 from minice.encoding.pairs import PairEncoding
@@ -18,17 +18,8 @@ from minice.engines.numpy_engine import NumpyEngine, double_gelu
 from minice.engines.onnx_file import read_onnx
 from minice.errors import ConfigError, GraphError, InputError
 
-GRAPHS = Path(__file__).parent.parent / "data" / "graphs"
 EMBEDDED = Path(minice.__file__).parent / "artifacts" / "builtin" / "model.int8.onnx"
-RUNS = [
-    "bert-legacy-eager-opset11",
-    "bert-legacy-eager-opset14",
-    "bert-legacy-eager-opset17",
-    "bert-legacy-sdpa-opset14",
-    "bert-dynamo-opset18",
-    "bert-ort-basic",
-    "bert-relu",
-]
+RUNS = (*BERTS, "bert-relu")
 
 
 def graph(name):

@@ -12,7 +12,7 @@ import onnx
 import onnx.checker
 import onnxruntime
 import pytest
-from conftest import LOGIT_ATOL, POSITIONS, VOCABULARY, tiny_onnx, tiny_tokenizer, write_tiny
+from conftest import BERTS, GRAPHS, LOGIT_ATOL, POSITIONS, VOCABULARY, tiny_onnx, tiny_tokenizer, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -45,16 +45,7 @@ from minice.errors import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-GRAPHS = ROOT / "tests" / "data" / "graphs"
-RUNS = [
-    "bert-legacy-eager-opset11",
-    "bert-legacy-eager-opset14",
-    "bert-legacy-eager-opset17",
-    "bert-legacy-sdpa-opset14",
-    "bert-dynamo-opset18",
-    "bert-ort-basic",
-    "bert-relu",
-]
+RUNS = (*BERTS, "bert-relu")
 REFUSED = ["bert-ort-fused", "bert-dynamic-int8", "bert-two-labels"]
 
 
