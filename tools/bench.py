@@ -47,7 +47,6 @@ from minice.errors import MiniceError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 QUERY = "how do i undo the last commit without losing my changes"
-ORT_BUDGET = 4096  # padded tokens
 
 System = Callable[[], Sequence[float] | NDArray[np.float32]]
 
@@ -60,24 +59,32 @@ def passages(tokenizer_json: bytes, count: int, fewest: int, most: int, *, seed:
     return [" ".join(chosen.choices(words, k=chosen.randint(fewest, most))) for _ in range(count)]
 
 
-def onnxruntime_system(model: bytes, pairs: list[PairEncoding], threads: int) -> System:
-    """Plain onnxruntime: length-sorted batches of at most ORT_BUDGET padded tokens, intra-op threads."""
+def onnxruntime_system(model: bytes, pairs: list[PairEncoding], *, threads: int, workers: int, budget: int) -> System:
+    """Plain onnxruntime: length-sorted batches of at most ``budget`` padded tokens.
+
+    ``workers`` Python threads run whole batches (run() releases the GIL) with ``threads`` intra-op threads each.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
+    def forward(batch: list[int]) -> Any:
+        padded = pad_pairs([pairs[index] for index in batch])
+        feeds = {
+            "input_ids": padded.input_ids,
+            "attention_mask": padded.attention_mask,
+            "token_type_ids": padded.token_type_ids,
+        }
+        return session.run(None, feeds)[0].reshape(-1)
+
     def run() -> NDArray[np.float32]:
         logits = np.empty(len(pairs), np.float32)
-        for batch in plan_batches([len(pair) for pair in pairs], max_batch_tokens=ORT_BUDGET):
-            padded = pad_pairs([pairs[index] for index in batch])
-            feeds = {
-                "input_ids": padded.input_ids,
-                "attention_mask": padded.attention_mask,
-                "token_type_ids": padded.token_type_ids,
-            }
-            logits[batch] = session.run(None, feeds)[0].reshape(-1)
+        batches = plan_batches([len(pair) for pair in pairs], max_batch_tokens=budget)
+        with ThreadPoolExecutor(workers) as pool:
+            for batch, values in zip(batches, pool.map(forward, batches), strict=True):
+                logits[batch] = values
         return logits
 
     return run
@@ -182,8 +189,10 @@ def throughput(rounds: int, threads: int) -> tuple[dict[str, Any], list[str]]:
             weights = recognize_bert(read_onnx(model))
             systems[f"prototype, {precision}"] = (precision, prototype_system(weights, pairs, threads))
         if importlib.util.find_spec("onnxruntime"):
-            name = f"onnxruntime, sorted, {ORT_BUDGET} padded tokens, {precision}"
-            systems[name] = (precision, onnxruntime_system(model, pairs, threads))
+            for intra_op, workers, budget in ((threads, 1, 4096), (1, threads, 512)):
+                name = f"onnxruntime, {workers} x {intra_op} threads, sorted, {budget} padded tokens, {precision}"
+                run = onnxruntime_system(model, pairs, threads=intra_op, workers=workers, budget=budget)
+                systems[name] = (precision, run)
     if not (SHARED / "prototype").is_dir():
         left_out.append("the prototype: not in ../shared")
     if not importlib.util.find_spec("onnxruntime"):
