@@ -149,6 +149,7 @@ class NumpyEngine:
         batches = _plan(lengths, budget=self._budget(sum(lengths)))
 
         def run(batch: list[int]) -> None:
+            blas_limit.limit_worker()
             result[batch] = self._forward([pairs[index] for index in batch])
 
         with blas_limit():

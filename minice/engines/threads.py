@@ -47,7 +47,8 @@ class BlasLimiter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may fork while its own thread is inside
+        self._held_for_fork = False
         self._holders = 0
         self._libraries: list[Any] | None = None
         self._saved: list[tuple[Any, int]] = []
@@ -85,7 +86,7 @@ class BlasLimiter:
             if self._holders == 0:
                 self._saved = [(library, library.get_num_threads()) for library in self._blas()]
                 for library, _ in self._saved:
-                    library.set_num_threads(1)
+                    _set_threads(library, 1)
             self._holders += 1
         try:
             yield
@@ -95,18 +96,52 @@ class BlasLimiter:
                 if self._holders == 0:
                     self._restore()
 
+    def limit_worker(self) -> None:
+        """Hold the limit in this worker thread too, while a caller holds it.
+
+        With OpenMP the number belongs to each thread: what the caller set does not reach its workers.
+        """
+        for library, _ in self._saved:
+            if getattr(library, "threading_layer", None) == "openmp":
+                library.set_num_threads(1)
+
     def _restore(self) -> None:
         for library, count in self._saved:
             # A number other than ours was chosen by the host meanwhile: it stays.
             if library.get_num_threads() == 1:
-                library.set_num_threads(count)
+                _set_threads(library, count)
         self._saved = []
+
+    def before_fork(self) -> None:
+        """Let nobody be in the middle of a change."""
+        self._lock.acquire()
+        self._held_for_fork = True
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        # A fork that was waiting elsewhere while this module was imported comes here without having been before.
+        if self._held_for_fork:
+            self._held_for_fork = False
+            self._lock.release()
 
     def reset_in_child(self) -> None:
         """After a fork: nobody in this process holds the limit, and nobody will release the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._held_for_fork = False
         self._holders = 0
         self._restore()
+
+
+def _set_threads(library: Any, count: int) -> None:
+    """Set the number of threads of a BLAS, from any thread.
+
+    threadpoolctl 3.8 obeys only the first thread that sets a limit, until it gives that up, and ignores others
+    in silence; older ones obey all. Our limiter is one decision for all threads, so it takes and returns control.
+    """
+    let_go = getattr(library, "clear_controlling_thread", lambda force: None)
+    let_go(force=True)
+    library.set_num_threads(count)
+    let_go(force=True)
 
 
 blas_limit = BlasLimiter()
@@ -151,4 +186,8 @@ def _reset_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_in_child)
+    # A fork waits until no other thread is setting numbers: threadpoolctl has a lock of its own, which a child
+    # would otherwise inherit locked.
+    os.register_at_fork(
+        before=blas_limit.before_fork, after_in_parent=blas_limit.after_fork_in_parent, after_in_child=_reset_in_child
+    )

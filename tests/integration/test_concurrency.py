@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import threadpoolctl
 from conftest import OPEN_TINY, run_python
 
 import minice.cross_encoder
@@ -177,6 +178,25 @@ def test_threads_get_what_a_serial_run_gets(open_tiny):  # FR 107, FR 108
         return all(encoder.score(*tasks[index]).tobytes() == expected[index] for index in order)
 
     assert in_threads(*(lambda seed=seed: work(seed) for seed in range(8)))() == [True] * 8
+
+
+def test_the_blas_limit_holds_whichever_thread_asks(open_tiny, forward):
+    # threadpoolctl 3.8 ignores, in silence, every thread but the first one that set a limit.
+    def counts():
+        return [entry["num_threads"] for entry in threadpoolctl.threadpool_info() if entry["user_api"] == "blas"]
+
+    encoder = open_tiny()
+    encoder.score(QUERY, PASSAGES)  # so that this thread was the first
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        for _ in range(2):
+            forward.open.clear()
+            forward.entered.clear()
+            finish = in_threads(lambda: encoder.score(QUERY, PASSAGES).shape)
+            assert forward.entered.wait(WAIT_S)
+            assert set(counts()) <= {1}
+            forward.open.set()
+            assert finish() == [(4,)]
+            assert set(counts()) <= {2}  # and the host has its own number back
 
 
 # --- event loops ---------------------------------------------------------------------------------------

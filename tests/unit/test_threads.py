@@ -75,6 +75,45 @@ def test_many_threads_leave_the_hosts_setting(limiter):
     assert limiter._holders == 0
 
 
+def test_openmp_is_limited_in_each_worker_thread(limiter):
+    # There the number belongs to the thread that sets it, so the caller's does not reach the workers.
+    limiter._libraries[0].threading_layer = "openmp"
+    limiter._libraries[1].threading_layer = "pthreads"
+    with limiter():
+        limiter.limit_worker()
+        assert [library.history for library in limiter._libraries] == [[1, 1], [1]]
+    limiter.limit_worker()  # nobody holds the limit any more
+    assert counts(limiter) == [8, 3]
+
+
+def test_fork_waits_for_a_change_in_another_thread(limiter):
+    entered, go_on, order = threading.Event(), threading.Event(), []
+
+    def set_num_threads(count):
+        entered.set()
+        assert go_on.wait(60)
+        order.append("set")
+
+    limiter._libraries[0].set_num_threads = set_num_threads
+    holder = threading.Thread(target=lambda: limiter.__call__().__enter__())
+    holder.start()
+    assert entered.wait(60)
+    forker = threading.Thread(target=lambda: (limiter.before_fork(), order.append("fork")))
+    forker.start()
+    go_on.set()
+    for thread in (holder, forker):
+        thread.join()
+    assert order == ["set", "fork"]
+
+
+def test_fork_that_began_before_the_import_ends_quietly(limiter):
+    limiter.after_fork_in_parent()
+    limiter.before_fork()
+    limiter.after_fork_in_parent()
+    with limiter():
+        assert counts(limiter) == [1, 1]
+
+
 def test_fork_while_held_restores_in_the_child(limiter):
     with limiter():
         limiter.reset_in_child()  # what the child of a fork in another thread does
