@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -81,7 +81,7 @@ class _Call:
         """Seconds until the deadline, at least 0; None without one."""
         if self._deadline is None or self._deadline == math.inf:
             return None
-        return max(0.0, self._deadline - time.monotonic())
+        return min(max(0.0, self._deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
     def checkpoint(self, doing: str = "scoring") -> None:
         """Return if the call may go on.
@@ -499,9 +499,11 @@ def _checked_max_length(value: int | None, pin: ModelPin) -> int:
 def _checked_deadline(value: float | None) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise InputError(f"expected an instant of time.monotonic() or None, got {value!r}", where="deadline")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, int | float):
+        with suppress(OverflowError):  # an integer beyond every float is no instant
+            if not math.isnan(instant := float(value)):
+                return instant
+    raise InputError(f"expected an instant of time.monotonic() or None, got {str(value)[:40]}", where="deadline")
 
 
 def _texts(passages: Iterable[str]) -> list[str]:

@@ -31,6 +31,7 @@ DEFAULT_MODEL: Final = "minice-l6"
 BUILTIN: Final = Path(__file__).resolve().parent / "builtin"
 
 _POINTER: Final = b"version https://git-lfs"
+LARGEST_FILE: Final = 2**31 - 1  # bytes; what one ONNX file can hold
 _LARGEST_POINTER: Final = 1024  # bytes; the format's own limit
 _ARGUMENT: Final = "model_dir or --model-dir"  # messages are read in Python and on the command line
 
@@ -220,7 +221,7 @@ def read_unpinned(path: Path, expected: Digest | None = None) -> bytes:
         IntegrityError: It is not what was expected.
     """
     try:
-        return _read(_Found(path=path, root=None), expected, limit=None)
+        return _read(_Found(path=path, root=None), expected, limit=LARGEST_FILE)
     except _Refused as refusal:
         if expected is not None and refusal.status in ("truncated", "too-long", "mismatch", "pointer"):
             raise IntegrityError(refusal.message, where=str(path)) from None
@@ -339,6 +340,10 @@ def _folder(value: str | os.PathLike[str], where: str) -> Path:
         text = os.fsdecode(value)
     except TypeError:
         raise ConfigError(f"expected a folder, got {type(value).__name__}", where=where) from None
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ConfigError(f"expected a folder, got {text!r}, which no file system can name", where=where) from None
     if not text.strip() or "\0" in text:
         raise ConfigError(f"expected a folder, got {text!r}", where=where)
     try:

@@ -22,7 +22,10 @@ def write(text: str) -> None:
 def complain(text: str) -> None:
     """Write a message to stderr as UTF-8, each line made harmless for a terminal."""
     lines = [harmless(line) for line in text.splitlines()]
-    if sys.stderr is not None:
+    if sys.stderr is None:
+        return
+    # Where stderr cannot be written, the exit code still tells.
+    with suppress(OSError):
         _write(sys.stderr, "\n".join(lines) + "\n")
         sys.stderr.flush()
 

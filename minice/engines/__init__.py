@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minice.encoding.pairs import PairEncoding
+from minice.engines.threads import blas_limit
 from minice.errors import ConfigError, InputError
 
 ENGINES = ("numpy",)
@@ -87,7 +88,6 @@ def open_engine(
     from minice.engines.bert import recognize_bert
     from minice.engines.numpy_engine import NumpyEngine
     from minice.engines.onnx_file import read_onnx
-    from minice.engines.threads import blas_limit
 
     data = source if isinstance(source, bytes) else _read(source)
     # The few tokens that recognition runs are not worth waking the threads of the BLAS.

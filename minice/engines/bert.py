@@ -67,6 +67,15 @@ def recognize_bert(model: OnnxModel) -> BertWeights:
         GraphError: The graph is malformed, is no BERT with one logit, or computes something else than its
             weights say; the message names what was found.
     """
+    try:
+        return _recognized(model)
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        # Structure is followed before operators are run, and a hostile node may lack the inputs or attributes
+        # that its operator must have: such a node has no meaning that could be lost here.
+        raise GraphError(f"malformed graph: a node's inputs or attributes do not fit its operator ({error})") from error
+
+
+def _recognized(model: OnnxModel) -> BertWeights:
     program = Program(model)
     output = _check_signature(model)
     recognizer = _Recognizer(program, output)

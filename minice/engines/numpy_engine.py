@@ -14,9 +14,9 @@ Array letters: N pairs, T tokens of the batch, H hidden, A heads, D = H / A, F f
 
 import functools
 import itertools
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from minice.encoding.pairs import PairEncoding
 from minice.engines.bert import BertWeights, Linear, Norm
-from minice.engines.threads import Workers, available_cpus, blas_limit
+from minice.engines.threads import Task, Workers, available_cpus, blas_limit
 from minice.errors import GraphError, InputError
 
 Floats = NDArray[np.float32]
@@ -204,27 +204,27 @@ class NumpyEngine:
         checkpoint: Callable[[], None] | None,
     ) -> None:
         """Keep every worker busy, and stop at the first failure without leaving work behind."""
-        pending: set[Future[None]] = set()
+        reports: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        tasks: list[Task] = []
+        ended = 0
         try:
             for batch in batches:
                 # One batch waits behind the running ones; more would make other callers wait for all of ours.
-                while len(pending) > self.threads:
-                    finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        future.result()
+                while len(tasks) - ended > self.threads:
+                    _raise_failure(reports.get())
+                    ended += 1
                 if checkpoint is not None:
                     checkpoint()
-                pending.add(self._workers.pool().submit(run, batch))
-            while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    future.result()
-                if pending and checkpoint is not None:
+                tasks.append(Task(functools.partial(run, batch), reports))
+                self._workers.submit(tasks[-1])
+            while ended < len(tasks):
+                _raise_failure(reports.get())
+                ended += 1
+                if ended < len(tasks) and checkpoint is not None:
                     checkpoint()
         finally:
-            for future in pending:
-                future.cancel()
-            wait(pending)
+            for task in tasks:
+                task.settle()
 
     def _forward(self, pairs: list[PairEncoding]) -> Floats:
         """Logits of one batch, [N]; pairs of equal length must be neighbours."""
@@ -357,6 +357,11 @@ class NumpyEngine:
             kept = np.empty(rows * columns, np.float32)
             setattr(self._scratch, name, kept)
         return kept[: rows * columns].reshape(rows, columns)
+
+
+def _raise_failure(task: Task) -> None:
+    if task.failure is not None:
+        raise task.failure
 
 
 def _lay_out(weights: BertWeights) -> list[_Layer]:

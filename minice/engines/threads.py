@@ -7,10 +7,11 @@ the last out puts back what the host had chosen.
 
 import math
 import os
+import queue
 import threading
+import time
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ class BlasLimiter:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may fork while its own thread is inside
-        self._held_for_fork = False
         self._holders = 0
         self._libraries: list[Any] | None = None
         self._saved: list[tuple[Any, int]] = []
@@ -112,22 +112,9 @@ class BlasLimiter:
                 _set_threads(library, count)
         self._saved = []
 
-    def before_fork(self) -> None:
-        """Let nobody be in the middle of a change."""
-        self._lock.acquire()
-        self._held_for_fork = True
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-        # A fork that was waiting elsewhere while this module was imported comes here without having been before.
-        if self._held_for_fork:
-            self._held_for_fork = False
-            self._lock.release()
-
     def reset_in_child(self) -> None:
         """After a fork: nobody in this process holds the limit, and nobody will release the lock."""
         self._lock = threading.RLock()
-        self._held_for_fork = False
         self._holders = 0
         self._restore()
 
@@ -147,33 +134,90 @@ def _set_threads(library: Any, count: int) -> None:
 blas_limit = BlasLimiter()
 
 
+class Task:
+    """A piece of work for a worker thread; its caller may be interrupted anywhere without harm.
+
+    Executors and their futures are not used for it: Ctrl-C in the middle of their Python-level locks can leave
+    one held, and then a worker waits for ever. Here every step that two threads share is a single atomic one.
+
+    Attributes:
+        failure: What the work raised, if anything.
+    """
+
+    def __init__(self, work: Callable[[], None], reports: "queue.SimpleQueue[Task]") -> None:
+        self.failure: BaseException | None = None
+        self._work = work
+        self._reports = reports
+        self._claim = threading.Lock()  # taken once: by the worker that runs it, or by who calls it off
+        self._done = False
+
+    def run(self) -> None:
+        """Do the work, unless it was called off, and report."""
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001  # handed to the caller, who raises it
+            self.failure = error
+        self._done = True
+        self._reports.put(self)
+
+    def settle(self) -> None:
+        """Call it off if nobody has begun it, else wait until it has ended."""
+        if self._claim.acquire(blocking=False):
+            return
+        while not self._done:
+            time.sleep(0.0005)
+
+
 class Workers:
     """A fixed number of worker threads, started at first use; a forked child gets new ones."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._start_empty_handed()
         _all_workers.add(self)
 
-    def pool(self) -> ThreadPoolExecutor:
-        """The executor of this process."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="minice")
-            return self._pool
+    def _start_empty_handed(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, task: Task) -> None:
+        """Hand over a task; tasks are begun in the order in which they come."""
+        if len(self._threads) < self.count:
+            with self._lock:
+                while len(self._threads) < self.count:
+                    thread = threading.Thread(target=_serve, args=(self._tasks,), name="minice", daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+        self._tasks.put(task)
 
     def close(self) -> None:
         """End the threads once they have finished what they were given."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True)
+            tasks, threads = self._tasks, self._threads
+            self._tasks, self._threads = queue.SimpleQueue(), []
+        for _ in threads:
+            tasks.put(None)
+        for thread in threads:
+            thread.join()
+
+    def __del__(self) -> None:
+        # Whoever forgot to close: the threads wait for work that can never come, and end.
+        for _ in self._threads:
+            self._tasks.put(None)
 
     def reset_in_child(self) -> None:
         """After a fork: the parent's threads do not exist here."""
-        self._lock = threading.Lock()
-        self._pool = None
+        self._start_empty_handed()
+
+
+def _serve(tasks: "queue.SimpleQueue[Task | None]") -> None:
+    """What a worker thread does: it knows only the queue, so that it keeps no engine alive."""
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # its arrays are not to wait for the next one
 
 
 _all_workers: "weakref.WeakSet[Workers]" = weakref.WeakSet()
@@ -186,8 +230,4 @@ def _reset_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A fork waits until no other thread is setting numbers: threadpoolctl has a lock of its own, which a child
-    # would otherwise inherit locked.
-    os.register_at_fork(
-        before=blas_limit.before_fork, after_in_parent=blas_limit.after_fork_in_parent, after_in_child=_reset_in_child
-    )
+    os.register_at_fork(after_in_child=_reset_in_child)

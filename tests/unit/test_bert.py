@@ -411,3 +411,23 @@ def test_rows_of_a_table_without_copying_the_table(quantized: bool) -> None:
     assert (table.shape, rows.shape, rows.dtype, rows.flags.writeable) == ((100_000, 4), (3, 4), np.float32, True)
     expected = stored[[99_999, 0, 99_999]].astype(np.float32)
     np.testing.assert_array_equal(rows, expected if scale is None else expected * scale[[99_999, 0, 99_999]])
+
+
+@pytest.mark.parametrize("op", ["Gemm", "Tanh", "Gather"])
+@pytest.mark.parametrize("damage", ["no inputs", "many inputs", "tensor attributes"])
+def test_nodes_that_do_not_fit_their_operator_are_graph_errors(op: str, damage: str) -> None:
+    for index in range(len([node for node in load(BERTS[1]).graph.node if node.op_type == op])):
+        model = load(BERTS[1])
+        node = [node for node in model.graph.node if node.op_type == op][index]
+        if damage == "no inputs":
+            del node.input[:]
+        elif damage == "many inputs":
+            node.input.extend([node.input[0]] * 4)
+        else:
+            for attribute in node.attribute:
+                attribute.type = onnx.AttributeProto.TENSOR
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 2), np.float32)))
+            if not node.attribute:
+                continue
+        with pytest.raises(GraphError):
+            recognized(model)

@@ -261,3 +261,31 @@ def test_info_is_ready_for_json(weights):
     assert info["gemm"] in ("merged", "per pair")
     assert info["exact_across_batches"] is True
     assert info["weights"] == "fp32"
+
+
+def test_interrupts_leave_no_worker_behind(weights):
+    import signal
+    import threading
+    import time
+
+    engine = NumpyEngine(weights, threads=2, max_batch_tokens=4)
+    pairs = random_pairs(60)
+    expected = engine.logits(pairs)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for turn in range(60):
+            signal.setitimer(signal.ITIMER_REAL, 0.0004 * (turn % 20 + 1))
+            try:
+                engine.logits(pairs)
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert engine.logits(pairs).tobytes() == expected.tobytes()
+    closer = threading.Thread(target=engine.close, daemon=True)
+    closer.start()
+    closer.join(60)
+    assert not closer.is_alive()

@@ -1,12 +1,13 @@
 """The BLAS limiter, worker threads and processor counts."""
 
 import os
+import queue
 import threading
 
 import pytest
 
 from minice.engines import threads
-from minice.engines.threads import BlasLimiter, Workers, available_cpus, blas_limit
+from minice.engines.threads import BlasLimiter, Task, Workers, available_cpus, blas_limit
 
 
 class Library:
@@ -86,34 +87,6 @@ def test_openmp_is_limited_in_each_worker_thread(limiter):
     assert counts(limiter) == [8, 3]
 
 
-def test_fork_waits_for_a_change_in_another_thread(limiter):
-    entered, go_on, order = threading.Event(), threading.Event(), []
-
-    def set_num_threads(count):
-        entered.set()
-        assert go_on.wait(60)
-        order.append("set")
-
-    limiter._libraries[0].set_num_threads = set_num_threads
-    holder = threading.Thread(target=lambda: limiter.__call__().__enter__())
-    holder.start()
-    assert entered.wait(60)
-    forker = threading.Thread(target=lambda: (limiter.before_fork(), order.append("fork")))
-    forker.start()
-    go_on.set()
-    for thread in (holder, forker):
-        thread.join()
-    assert order == ["set", "fork"]
-
-
-def test_fork_that_began_before_the_import_ends_quietly(limiter):
-    limiter.after_fork_in_parent()
-    limiter.before_fork()
-    limiter.after_fork_in_parent()
-    with limiter():
-        assert counts(limiter) == [1, 1]
-
-
 def test_fork_while_held_restores_in_the_child(limiter):
     with limiter():
         limiter.reset_in_child()  # what the child of a fork in another thread does
@@ -172,13 +145,44 @@ def test_available_cpus_follows_the_older_quota_files(monkeypatch, tmp_path, quo
 
 
 def test_workers_start_lazily_and_again_after_a_fork():
-    workers = Workers(2)
-    assert workers._pool is None
-    parent = workers.pool()
-    assert workers.pool() is parent
+    workers, reports = Workers(2), queue.SimpleQueue()
+    assert not workers._threads
+    done = []
+    for number in range(20):
+        workers.submit(Task(lambda number=number: done.append(number), reports))
+    for _ in range(20):
+        assert reports.get(timeout=60).failure is None
+    assert sorted(done) == list(range(20))
+    assert len(workers._threads) == 2
+    parents = workers._threads
     workers.reset_in_child()
-    assert workers.pool() is not parent
-    parent.shutdown()
+    assert not workers._threads
+    workers.submit(Task(lambda: done.append("child"), reports))
+    assert reports.get(timeout=60).failure is None
     workers.close()
     workers.close()
-    assert workers._pool is None
+    assert not workers._threads
+    assert all(thread.daemon for thread in parents)
+
+
+def test_a_task_reports_its_failure_and_can_be_called_off():
+    reports = queue.SimpleQueue()
+    failing = Task(lambda: 1 / 0, reports)
+    failing.run()
+    failing.settle()  # ended: returns at once
+    assert isinstance(reports.get().failure, ZeroDivisionError)
+    called_off = Task(lambda: pytest.fail("it was called off"), reports)
+    called_off.settle()
+    called_off.run()
+    assert reports.empty()
+
+
+def test_forgotten_workers_end():
+    workers, reports = Workers(2), queue.SimpleQueue()
+    workers.submit(Task(lambda: None, reports))
+    reports.get(timeout=60)
+    threads = workers._threads
+    del workers
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
