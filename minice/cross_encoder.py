@@ -20,8 +20,9 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from minice.artifacts.lock import ModelPin, shipped_lock
-from minice.artifacts.store import DEFAULT_MODEL, ModelFiles, open_model, setting
+from minice.artifacts.environment import setting
+from minice.artifacts.lock import ModelPin, known_lock
+from minice.artifacts.store import DEFAULT_MODEL, ModelFiles, open_model
 from minice.encoding.pairs import PairEncoding, validate_max_length
 from minice.encoding.tokenizer import SPECIAL_TOKENS_MODES, PairTokenizer
 from minice.engines import Engine, check_engine_options, open_engine
@@ -182,7 +183,7 @@ class CrossEncoder:
         )
         if model is not None and not isinstance(model, str):
             raise ConfigError(f"expected text or None, got {type(model).__name__}", where="model")
-        pin = _pin_of_environment() if model is None else shipped_lock().find(model)
+        pin = _pin_of_environment() if model is None else known_lock().find(model)
         _checked_max_length(max_length, pin)  # before 90 MB are read for nothing
         encoder = cls(open_model(pin, model_dir=model_dir, precision=precision), options)
         # Absolute, and without the environment: in another process this is to be the same model.
@@ -486,7 +487,7 @@ def _open_again(kind: type[CrossEncoder], arguments: dict[str, object]) -> Cross
 def _pin_of_environment() -> ModelPin:
     """The model that ``MINICE_MODEL`` names, else the embedded one."""
     try:
-        return shipped_lock().find(setting("MINICE_MODEL") or DEFAULT_MODEL)
+        return known_lock().find(setting("MINICE_MODEL") or DEFAULT_MODEL)
     except ModelNotFoundError as error:  # nobody who reads it would know of an argument
         raise ModelNotFoundError(error.message, where="MINICE_MODEL") from None
 

@@ -7,6 +7,7 @@ model without a tokenizer.
 
 import difflib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from minice.artifacts.environment import setting
 from minice.errors import ConfigError, LockError, ModelNotFoundError
 from minice.scores import ScoreScale
 
@@ -152,6 +154,65 @@ def shipped_lock() -> Lock:
         return parse_lock(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise LockError(f"cannot read {str(path)!r} ({error}); install minice again", where="models.lock") from error
+
+
+def known_lock(environ: Mapping[str, str] = os.environ) -> Lock:
+    """Return every model that has a pin: the shipped lock, then that of the file which ``MINICE_LOCK`` names.
+
+    A user's pin cannot take a name of a shipped one, so that no variable changes what a shipped name means.
+
+    Args:
+        environ: Where the variable is taken from; blank is unset.
+
+    Raises:
+        LockError: Either file is missing, unreadable or malformed, or a name is taken; ``where`` begins with
+            ``MINICE_LOCK`` if it is the user's.
+    """
+    path = setting("MINICE_LOCK", environ)
+    return shipped_lock() if path is None else join_locks(shipped_lock(), read_lock(path, "MINICE_LOCK"), "MINICE_LOCK")
+
+
+def read_lock(path: str | os.PathLike[str], origin: str) -> Lock:
+    """Read and check a user's lock file.
+
+    Args:
+        path: The file.
+        origin: Who named it; goes before the place in errors.
+
+    Raises:
+        LockError: It cannot be read, or does not follow the format.
+    """
+    shown = repr(os.fspath(path))
+    try:
+        # utf-8-sig: editors that put a mark before the text exist, and TOML knows none.
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a NUL
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise LockError(
+            f"cannot read {shown}: {reason}; expected a lock as minice lock prints it", where=origin
+        ) from None
+    try:
+        return parse_lock(text)
+    except LockError as error:
+        raise LockError(error.message, where=f"{origin}: {shown}{f': {error.where}' if error.where else ''}") from None
+
+
+def join_locks(shipped: Lock, user: Lock, origin: str) -> Lock:
+    """Put a user's pins behind the shipped ones.
+
+    Raises:
+        LockError: A name of a user's pin is taken; ``where`` begins with ``origin``.
+    """
+    taken = {name.casefold(): pin.id for pin in shipped.models for name in pin.names}
+    for index, pin in enumerate(user.models):
+        for name in pin.names:
+            if name.casefold() in taken:
+                owner = taken[name.casefold()]
+                raise LockError(
+                    f"the name {name!r} belongs to {owner!r}, a model that minice pins itself; choose another",
+                    where=f"{origin}: model[{index}]",
+                )
+    return Lock(models=shipped.models + user.models)
 
 
 def parse_lock(text: str) -> Lock:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minice import __version__
-from minice.artifacts.lock import Lock, ModelPin, shipped_lock
+from minice.artifacts.lock import Lock, ModelPin, known_lock
 from minice.artifacts.receipt import (
     SCHEME,
     Digest,
@@ -238,7 +238,7 @@ def find_source(
         target: A name of a pin, or a path.
         model_dir: The only folder to look for a pin's files in; does not go with a path.
         environ: As for ``open_model``.
-        lock: Whose names are known; the shipped lock by default.
+        lock: Whose names are known; ``known_lock`` by default.
 
     Raises:
         ModelNotFoundError: No such pin, folder or file; or the pin's fp32 file is not on disk.
@@ -246,7 +246,7 @@ def find_source(
         InputError: The folder holds no model, or a file cannot be read.
         IntegrityError: The pin's tokenizer is not what it should be.
     """
-    lock = shipped_lock() if lock is None else lock
+    lock = known_lock() if lock is None else lock
     name = os.fspath(target)
     if any(name in pin.names for pin in lock.models):
         return _pinned_source(lock.find(name), model_dir, environ)

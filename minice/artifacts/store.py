@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from minice.artifacts.lock import PRECISIONS, FilePin, Lock, ModelPin, shipped_lock
+from minice.artifacts.environment import setting
+from minice.artifacts.lock import PRECISIONS, FilePin, Lock, ModelPin, known_lock
 from minice.artifacts.receipt import (
     LARGEST_RECEIPT,
     SCHEME,
@@ -128,7 +129,7 @@ def open_model(
             the file that `minice quantize` wrote beside the fp32 file, by its receipt.
         environ: Where ``MINICE_MODEL_DIR``, ``MINICE_HOME`` and the user's folders are taken from; a blank
             value is unset.
-        lock: Whose other models error messages may point to; the shipped lock by default.
+        lock: Whose other models error messages may point to; ``known_lock`` by default.
 
     Raises:
         ConfigError: The pin cannot have that precision, or the folder's name is none.
@@ -203,7 +204,31 @@ def inspect(
     Raises:
         ConfigError: The folder's name is none. Never raises for a bad file.
     """
-    return _report(pin, model_dir, environ, hashed_against=shipped_lock() if lock is None else lock)
+    return _report(pin, model_dir, environ, hashed_against=known_lock() if lock is None else lock)
+
+
+def install_folder(
+    pin: ModelPin,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Path:
+    """Return the folder that a user's copy of a model belongs in, which need not exist.
+
+    Args:
+        pin: Which model.
+        model_dir: As for ``open_model``.
+        environ: As for ``open_model``.
+
+    Raises:
+        ConfigError: The folder's name is none, or the user has no home folder and none was named.
+    """
+    folder = _search(pin, model_dir, environ).folder
+    if folder is None:
+        raise ConfigError(
+            "the user has no home folder to keep models in; name a folder by MINICE_HOME", where="MINICE_HOME"
+        )
+    return folder
 
 
 def read_unpinned(path: Path, expected: Digest | None = None) -> bytes:
@@ -252,20 +277,6 @@ def not_on_disk(
     return ModelNotFoundError(
         f"not on disk: {_looked_for(search, missing)}. {_how_to_get(search, missing, then)}", where=pin.id
     )
-
-
-def setting(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return an environment variable.
-
-    Args:
-        name: Of the variable.
-        environ: Where it is taken from.
-
-    Returns:
-        Its value; None if it is unset, empty or blank.
-    """
-    value = environ.get(name, "")
-    return value if value.strip() else None
 
 
 # --- where to look -------------------------------------------------------------------------------------
@@ -673,7 +684,7 @@ def _other_models(search: _Search, wanted: _Wanted, lock: Lock | None) -> str:
             made = f", or run: minice quantize {_quantize_target(search)}" if wanted.source else ""
             use = f"use precision {precision} (--precision {precision})"
             return f"The {precision} file of this model is there: {use}{made}"
-    return _other_pin(search, shipped_lock() if lock is None else lock)
+    return _other_pin(search, known_lock() if lock is None else lock)
 
 
 def _other_pin(search: _Search, lock: Lock) -> str:

@@ -16,12 +16,13 @@ SHOWN_DIGITS = 12  # of a digest in a table, as in a model_id; JSONL has all 64
 def run(arguments: Arguments) -> int:
     """List the pins of the lock and where their files lie; no model file is read."""
     # Imported here, as in every verb: help and argument mistakes need neither lock nor NumPy.
-    from minice.artifacts.lock import shipped_lock
-    from minice.artifacts.store import DEFAULT_MODEL, locate, setting
+    from minice.artifacts.environment import setting
+    from minice.artifacts.lock import known_lock
+    from minice.artifacts.store import DEFAULT_MODEL, locate
 
     # What is used where no --model is given.
     default = setting("MINICE_MODEL") or DEFAULT_MODEL
-    found = [(pin, locate(pin, model_dir=model_dir(arguments))) for pin in shipped_lock().models]
+    found = [(pin, locate(pin, model_dir=model_dir(arguments))) for pin in known_lock().models]
     if choose_format(arguments["format"]) == "jsonl":
         for pin, reports in found:
             write(to_json(_as_json(pin, reports, default=default in pin.names)) + "\n")

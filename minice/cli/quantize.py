@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def run(arguments: Arguments) -> int:
     """Quantize, compare both files on the built-in pairs, and report."""
     from minice.artifacts.comparison import compare_models
-    from minice.artifacts.lock import shipped_lock
+    from minice.artifacts.lock import known_lock
     from minice.artifacts.quantize import find_source, write_quantized
     from minice.artifacts.store import read_unpinned
 
-    source = find_source(local_path(arguments["dir-or-id"]), model_dir=model_dir(arguments), lock=shipped_lock())
+    source = find_source(local_path(arguments["dir-or-id"]), model_dir=model_dir(arguments), lock=known_lock())
     written = write_quantized(source.path, expected=source.expected)
     # The digest that was quantized, so that both sides of the comparison are what the receipt says.
     before = read_unpinned(source.path, written.model.source)
@@ -37,10 +37,10 @@ def run(arguments: Arguments) -> int:
 
 def _pinned_as(written: "WrittenModel") -> str | None:
     """Return the id of the pin whose fp32 file was quantized."""
-    from minice.artifacts.lock import shipped_lock
+    from minice.artifacts.lock import known_lock
 
     source = written.model.source.sha256
-    return next((pin.id for pin in shipped_lock().models if source in {file.sha256 for file in pin.files}), None)
+    return next((pin.id for pin in known_lock().models if source in {file.sha256 for file in pin.files}), None)
 
 
 def _as_json(source: "Source", written: "WrittenModel", comparison: "Comparison") -> dict[str, object]:

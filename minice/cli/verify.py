@@ -57,10 +57,11 @@ def _shown_place(finding: Finding) -> str:
 
 
 def _findings(name: str | None, folder: str | None, *, deep: bool) -> Iterator[Finding]:
-    from minice.artifacts.lock import shipped_lock
-    from minice.artifacts.store import inspect, setting
+    from minice.artifacts.environment import setting
+    from minice.artifacts.lock import known_lock
+    from minice.artifacts.store import inspect
 
-    lock = shipped_lock()
+    lock = known_lock()
     pins = [lock.find(name)] if name is not None else list(lock.models)
     reports = {pin.id: inspect(pin, model_dir=folder, lock=lock) for pin in pins}
     if name is None:
