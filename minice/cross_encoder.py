@@ -103,7 +103,7 @@ class _Call:
                     "the deadline was past before the work began; it is an instant of time.monotonic(): "
                     "give time.monotonic() + seconds"
                 )
-            raise ScorerError(problem, where=f"model '{self._encoder.model_id}'")
+            raise ScorerError(problem, where=self._encoder._place)
 
     def between_batches(self) -> None:
         """The checkpoint that engines call."""
@@ -162,7 +162,8 @@ class CrossEncoder:
             model_dir: The only folder that is looked in. None takes ``MINICE_MODEL_DIR``, else the store
                 in ``MINICE_HOME``. An empty or blank variable counts as unset; arguments win.
             precision: ``fp32`` or ``int8``; None takes the first that is pinned.
-            engine: ``numpy``.
+            engine: ``numpy``, or ``onnxruntime`` where that is installed: it runs graphs that the first refuses,
+                and its logits differ in the last digits, also with the batch (``info()`` says how far).
             threads: Worker threads; None takes the processors that this process may use.
             max_length: Tokens in one pair, special tokens included, 5 to the pin's; None takes the pin's.
             max_batch_tokens: Largest batch in tokens; None takes the engine's own. Changes speed only.
@@ -173,6 +174,8 @@ class CrossEncoder:
             ConfigError: An option is unknown or out of range.
             ModelNotFoundError: No such pin, or its files are not on disk.
             IntegrityError: A file is not what the pin says.
+            LockError: The lock that ``MINICE_LOCK`` names is none, or takes a name of a shipped model.
+            EngineUnavailableError: The engine's package is not installed.
         """
         options = _Options(
             engine=engine,
@@ -210,6 +213,11 @@ class CrossEncoder:
         )
 
     @property
+    def _place(self) -> str:
+        """What a scoring error names."""
+        return f"model '{self.model_id}'"
+
+    @property
     def max_length(self) -> int:
         """Tokens in one pair, special tokens included; longer pairs are cut, longest side first."""
         return self._max_length
@@ -222,7 +230,8 @@ class CrossEncoder:
             passages: [N] texts, from any iterable; "" is a passage too.
 
         Returns:
-            [N] raw logits, float32, in the order of the passages. A logit depends on its pair alone.
+            [N] raw logits, float32, in the order of the passages. A logit depends on its pair alone (with the
+            onnxruntime engine up to rounding, except where ``info()`` says ``scores_depend_on_batch``).
 
         Raises:
             InputError: A text is None or not a string; ``where`` names it.
@@ -398,7 +407,12 @@ class CrossEncoder:
             call.checkpoint("loading")
             pairs = encode(loaded.tokenizer)
             call.checkpoint("encoding")
-            return loaded.engine.logits(pairs, checkpoint=call.between_batches)
+            try:
+                return loaded.engine.logits(pairs, checkpoint=call.between_batches)
+            except ScorerError as error:  # the engine's own; it knows no model
+                if error.where:
+                    raise
+                raise error.within(self._place) from error
 
     @contextmanager
     def _call(self, deadline: float | None = None, abandoned: threading.Event | None = None) -> Iterator[_Call]:

@@ -276,7 +276,8 @@ def write_tiny(folder: Path, model: bytes, tokenizer: bytes, *, max_length: int 
     return TinyModel(folder=folder, lock_text=lock_text)
 
 
-# How a script in a process of its own opens the tiny model, whose folder is its first argument.
+# How a script in a process of its own opens the tiny model, whose folder is its first argument; the second, if
+# any, is the engine.
 OPEN_TINY = """
 import sys
 from pathlib import Path
@@ -287,6 +288,7 @@ def open_tiny(**options):
     from minice.cross_encoder import CrossEncoder
     folder = Path(sys.argv[1])
     pin = parse_lock((folder / "models.lock").read_text()).find("tiny")
+    options.setdefault("engine", sys.argv[2] if len(sys.argv) > 2 else "numpy")
     return CrossEncoder._from_files(open_model(pin, model_dir=folder), **options)
 """
 
@@ -317,13 +319,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture
-def open_tiny(tiny: TinyModel) -> Iterator[Callable[..., Any]]:
+def engine() -> str:
+    """The engine of ``open_tiny``; a module that holds both engines to the same tests makes it a parameter."""
+    return "numpy"
+
+
+@pytest.fixture
+def assert_same(engine: str) -> Callable[[Any, Any], None]:
+    """Compare logits of equal pairs that were batched in different ways: to the bit where the engine promises it."""
+
+    def compare(ours: Any, theirs: Any) -> None:
+        if engine == "numpy":
+            assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+        else:
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=LOGIT_ATOL)
+
+    return compare
+
+
+@pytest.fixture
+def open_tiny(tiny: TinyModel, engine: str) -> Iterator[Callable[..., Any]]:
     """Opens encoders over the tiny model, with any option of ``open``; closes them afterwards."""
     from minice.cross_encoder import CrossEncoder
 
     opened: list[Any] = []
 
     def open_one(model: TinyModel = tiny, **options: Any) -> Any:
+        options.setdefault("engine", engine)
         opened.append(CrossEncoder._from_files(model.files(), **options))
         return opened[-1]
 

@@ -13,7 +13,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minice"
 # A room may import itself and what stands before it. A new room gets its place here.
 ROOMS = ["errors", "scores", "encoding", "engines", "artifacts", "cross_encoder", "cli"]
 RUNTIME = {"numpy", "tokenizers", "threadpoolctl"}  # the declared dependencies
-OPTIONAL = {"onnx": {"artifacts/quantize.py"}}  # extras, and where they may be imported
+OPTIONAL = {  # extras, and where they may be imported
+    "onnx": {"artifacts/quantize.py"},
+    "onnxruntime": {"engines/ort_engine.py"},
+    "huggingface_hub": {"artifacts/fetch.py"},
+    "filelock": {"artifacts/fetch.py"},
+}
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 

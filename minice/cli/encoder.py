@@ -41,10 +41,10 @@ MODEL_OPTIONS = (
     ),
     Option(
         name="engine",
-        metavar="numpy",
-        read=read_choice("numpy"),
+        metavar="numpy|onnxruntime",
+        read=read_choice("numpy", "onnxruntime"),
         default="numpy",
-        help="what runs the model; onnxruntime comes in a later release",
+        help="what runs the model; onnxruntime is an extra: pip install 'minice[onnxruntime]'",
     ),
     Option(name="threads", metavar="N", read=read_count(1), help="default: the CPUs of this process"),
     Option(name="max-length", metavar="N", read=read_count(5), help="tokens in one pair; default: the model's"),

@@ -12,7 +12,7 @@ from minice.encoding.pairs import PairEncoding
 from minice.engines.threads import blas_limit
 from minice.errors import ConfigError, InputError
 
-ENGINES = ("numpy",)
+ENGINES = ("numpy", "onnxruntime")
 
 
 class Engine(Protocol):
@@ -51,6 +51,7 @@ def check_engine_options(*, engine: str, threads: int | None, max_batch_tokens: 
 
     Raises:
         ConfigError: An unknown engine; ``threads`` or ``max_batch_tokens`` is not a whole number >= 1.
+        EngineUnavailableError: The engine's package is not installed.
     """
     if engine not in ENGINES:
         raise ConfigError(f"expected one of {', '.join(ENGINES)}, got {engine!r}", where="engine")
@@ -59,6 +60,10 @@ def check_engine_options(*, engine: str, threads: int | None, max_batch_tokens: 
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"expected a whole number >= 1 or None, got {value!r}", where=name)
+    if engine == "onnxruntime":
+        from minice.engines.ort_engine import require_onnxruntime
+
+        require_onnxruntime()
 
 
 def open_engine(
@@ -75,21 +80,26 @@ def open_engine(
 
     Args:
         source: The ONNX file, as bytes or as a path.
-        engine: ``numpy``.
+        engine: ``numpy`` or ``onnxruntime``.
         threads: Worker threads; None takes the processors that this process may use.
         max_batch_tokens: Largest batch, in tokens; None takes the engine's own default.
 
     Raises:
         ConfigError: An option is out of range.
         InputError: The path cannot be read.
-        GraphError: The bytes are not ONNX, or not a BERT encoder with a one-logit head.
+        EngineUnavailableError: The engine's package is not installed.
+        GraphError: The bytes are not ONNX, or not a cross-encoder with one logit that the engine can run.
     """
     check_engine_options(engine=engine, threads=threads, max_batch_tokens=max_batch_tokens)
+    data = source if isinstance(source, bytes) else _read(source)
+    if engine == "onnxruntime":
+        from minice.engines.ort_engine import OrtEngine
+
+        return OrtEngine(data, threads=threads, max_batch_tokens=max_batch_tokens)
     from minice.engines.bert import recognize_bert
     from minice.engines.numpy_engine import NumpyEngine
     from minice.engines.onnx_file import read_onnx
 
-    data = source if isinstance(source, bytes) else _read(source)
     # The few tokens that recognition runs are not worth waking the threads of the BLAS.
     with blas_limit():
         weights = recognize_bert(read_onnx(data))

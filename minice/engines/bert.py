@@ -34,7 +34,7 @@ __all__ = ["BertWeights", "LayerWeights", "Linear", "Matrix", "Norm", "Table", "
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _FLOAT32, _INT64 = 1, 7  # TensorProto.DataType
-_ELSEWHERE = "the onnxruntime engine can run it if onnxruntime can"
+_ELSEWHERE = "the onnxruntime engine can run it if onnxruntime can (--engine onnxruntime, engine='onnxruntime')"
 
 # Two ways of rounding through all layers differ by about 1e-6 at numbers of ordinary size.
 _TOLERANCE = 1e-5

@@ -14,7 +14,6 @@ Array letters: N pairs, T tokens of the batch, H hidden, A heads, D = H / A, F f
 
 import functools
 import itertools
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minice.encoding.pairs import PairEncoding
+from minice.engines.batches import checked_lengths, fair_budget
 from minice.engines.bert import BertWeights, Linear, Norm
-from minice.engines.threads import Task, Workers, available_cpus, blas_limit
-from minice.errors import GraphError, InputError
+from minice.engines.threads import Workers, available_cpus, blas_limit
+from minice.errors import GraphError
 
 Floats = NDArray[np.float32]
 
@@ -145,15 +145,15 @@ class NumpyEngine:
             InputError: A pair is empty, too long, or holds an id that the model does not know.
         """
         result = np.empty(len(pairs), np.float32)
-        lengths = self._validated_lengths(pairs)
-        batches = _plan(lengths, budget=self._budget(sum(lengths)))
+        lengths = checked_lengths(pairs, positions=self.positions, vocabulary=self.vocabulary)
+        batches = _plan(lengths, budget=fair_budget(self.max_batch_tokens, sum(lengths), self.threads))
 
         def run(batch: list[int]) -> None:
             blas_limit.limit_worker()
             result[batch] = self._forward([pairs[index] for index in batch])
 
         with blas_limit():
-            self._run_all(run, batches, checkpoint)
+            self._workers.run_all([functools.partial(run, batch) for batch in batches], checkpoint)
         return result
 
     def info(self) -> dict[str, object]:
@@ -175,56 +175,6 @@ class NumpyEngine:
     def close(self) -> None:
         """End the worker threads."""
         self._workers.close()
-
-    def _validated_lengths(self, pairs: Sequence[PairEncoding]) -> list[int]:
-        lengths = [len(pair) for pair in pairs]
-        for index, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
-            if not 1 <= length <= self.positions:
-                raise InputError(
-                    f"expected 1 to {self.positions} tokens, got {length}; encode with a smaller max_length",
-                    where=f"pairs[{index}]",
-                )
-            lowest, highest = int(pair.input_ids.min()), int(pair.input_ids.max())
-            if lowest < 0 or highest >= self.vocabulary:
-                raise InputError(
-                    f"expected token ids from 0 to {self.vocabulary - 1}, got {lowest if lowest < 0 else highest}; "
-                    "the tokenizer does not belong to this model",
-                    where=f"pairs[{index}].input_ids",
-                )
-        return lengths
-
-    def _budget(self, tokens: int) -> int:
-        """Tokens in a batch: small enough that every worker has something to do."""
-        return max(1, min(self.max_batch_tokens, -(-tokens // self.threads)))
-
-    def _run_all(
-        self,
-        run: Callable[[list[int]], None],
-        batches: list[list[int]],
-        checkpoint: Callable[[], None] | None,
-    ) -> None:
-        """Keep every worker busy, and stop at the first failure without leaving work behind."""
-        reports: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        tasks: list[Task] = []
-        ended = 0
-        try:
-            for batch in batches:
-                # One batch waits behind the running ones; more would make other callers wait for all of ours.
-                while len(tasks) - ended > self.threads:
-                    _raise_failure(reports.get())
-                    ended += 1
-                if checkpoint is not None:
-                    checkpoint()
-                tasks.append(Task(functools.partial(run, batch), reports))
-                self._workers.submit(tasks[-1])
-            while ended < len(tasks):
-                _raise_failure(reports.get())
-                ended += 1
-                if ended < len(tasks) and checkpoint is not None:
-                    checkpoint()
-        finally:
-            for task in tasks:
-                task.settle()
 
     def _forward(self, pairs: list[PairEncoding]) -> Floats:
         """Logits of one batch, [N]; pairs of equal length must be neighbours."""
@@ -357,11 +307,6 @@ class NumpyEngine:
             kept = np.empty(rows * columns, np.float32)
             setattr(self._scratch, name, kept)
         return kept[: rows * columns].reshape(rows, columns)
-
-
-def _raise_failure(task: Task) -> None:
-    if task.failure is not None:
-        raise task.failure
 
 
 def _lay_out(weights: BertWeights) -> list[_Layer]:

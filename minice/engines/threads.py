@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,18 @@ _CGROUP_QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us
 
 def available_cpus() -> int:
     """Count the processors that this process may use: its affinity, capped by a container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = _affinity() or os.cpu_count() or 1
     quota = _cgroup_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
+
+
+def cpu_limits() -> dict[str, float | None]:
+    """What ``available_cpus`` goes by, ready for JSON; None where the platform does not tell or nothing limits."""
+    return {"cpu_count": os.cpu_count(), "affinity": _affinity(), "cgroup_quota": _cgroup_quota()}
+
+
+def _affinity() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _cgroup_quota() -> float | None:
@@ -193,6 +202,37 @@ class Workers:
                     self._threads.append(thread)
         self._tasks.put(task)
 
+    def run_all(self, works: Sequence[Callable[[], None]], checkpoint: Callable[[], None] | None = None) -> None:
+        """Do pieces of work, begun in this order, and wait for them.
+
+        Stops at the first failure, its own or the checkpoint's, and leaves no work behind.
+
+        Args:
+            works: What to do; each piece in one of the threads.
+            checkpoint: Called between pieces in the caller's thread; what it raises ends the call.
+        """
+        reports: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        tasks: list[Task] = []
+        ended = 0
+        try:
+            for work in works:
+                # One piece waits behind the running ones; more would make other callers wait for all of ours.
+                while len(tasks) - ended > self.count:
+                    _raise_failure(reports.get())
+                    ended += 1
+                if checkpoint is not None:
+                    checkpoint()
+                tasks.append(Task(work, reports))
+                self.submit(tasks[-1])
+            while ended < len(tasks):
+                _raise_failure(reports.get())
+                ended += 1
+                if ended < len(tasks) and checkpoint is not None:
+                    checkpoint()
+        finally:
+            for task in tasks:
+                task.settle()
+
     def close(self) -> None:
         """End the threads once they have finished what they were given."""
         with self._lock:
@@ -211,6 +251,11 @@ class Workers:
     def reset_in_child(self) -> None:
         """After a fork: the parent's threads do not exist here."""
         self._start_empty_handed()
+
+
+def _raise_failure(task: Task) -> None:
+    if task.failure is not None:
+        raise task.failure
 
 
 def _serve(tasks: "queue.SimpleQueue[Task | None]") -> None:

@@ -329,7 +329,9 @@ def _operator_of(node: Node, opset: int) -> _Operator:
     if since is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else f"{node.op_type} of opset {opset}"
         raise GraphError(
-            f"the numpy engine does not know the operator {name}; the onnxruntime engine can run it", where=node.where
+            f"the numpy engine does not know the operator {name}; the onnxruntime engine can run it "
+            "(--engine onnxruntime, engine='onnxruntime')",
+            where=node.where,
         )
     operator = versions[since]
     least, most = operator.inputs

@@ -1,4 +1,4 @@
-"""Many threads, event loops, cancellation, close and fork around one encoder.
+"""Many threads, event loops, cancellation, close and fork around one encoder, with both engines.
 
 Where a moment matters, a gate holds the encoder there: nothing here depends on how fast the machine is.
 """
@@ -24,6 +24,11 @@ from minice.errors import ClosedError, GraphError, ScorerError
 WAIT_S = 30  # for what happens at once unless something is broken
 QUERY = "the zebra"
 PASSAGES = ["a cat", "", "the and the", "sing " * 30]
+
+
+@pytest.fixture(params=["numpy", "onnxruntime"])
+def engine(request):
+    return request.param
 
 
 class Gate:
@@ -57,13 +62,14 @@ def loader(monkeypatch):
 
 
 @pytest.fixture
-def forward(monkeypatch):
+def forward(monkeypatch, engine):
     """Around the forward pass of single batches."""
     from minice.engines.numpy_engine import NumpyEngine
+    from minice.engines.ort_engine import OrtEngine
 
-    original = NumpyEngine._forward
-    gate = Gate(original)
-    monkeypatch.setattr(NumpyEngine, "_forward", lambda *arguments: gate(*arguments))
+    kind = {"numpy": NumpyEngine, "onnxruntime": OrtEngine}[engine]
+    gate = Gate(kind._forward)
+    monkeypatch.setattr(kind, "_forward", lambda *arguments: gate(*arguments))
     yield gate
     gate.open.set()
 
@@ -180,6 +186,7 @@ def test_threads_get_what_a_serial_run_gets(open_tiny):  # FR 107, FR 108
     assert in_threads(*(lambda seed=seed: work(seed) for seed in range(8)))() == [True] * 8
 
 
+@pytest.mark.parametrize("engine", ["numpy"])
 def test_the_blas_limit_holds_whichever_thread_asks(open_tiny, forward):
     # threadpoolctl 3.8 ignores, in silence, every thread but the first one that set a limit.
     def counts():
@@ -461,15 +468,15 @@ def in_child(work):
 )
 
 
-def forked(code, folder):
+def forked(code, folder, engine):
     """Run a script that forks; returns what it printed, after seeing that it printed nothing else."""
-    done = run_python(FORK + code, folder, timeout_s=120)
+    done = run_python(FORK + code, folder, engine, timeout_s=120)
     assert done.stderr == ""
     assert done.returncode == 0
     return done.stdout.split()
 
 
-def test_a_child_scores_after_its_parent_did(tiny):  # FR 116, FR 117
+def test_a_child_scores_after_its_parent_did(tiny, engine):  # FR 116, FR 117
     code = """
 environment = dict(os.environ)
 encoder = open_tiny(threads=2, max_batch_tokens=64)
@@ -487,10 +494,10 @@ def work():
 print(in_child(work), in_child(lambda: in_child(work) == 0))
 print(encoder.score(QUERY, PASSAGES).tobytes() == expected, dict(os.environ) == environment)
 """
-    assert forked(code, tiny.folder) == ["0", "0", "True", "True"]
+    assert forked(code, tiny.folder, engine) == ["0", "0", "True", "True"]
 
 
-def test_fork_while_other_threads_score(tiny):  # FR 117
+def test_fork_while_other_threads_score(tiny, engine):  # FR 117
     code = """
 encoder = open_tiny(threads=2, max_batch_tokens=64)
 expected = encoder.score(QUERY, PASSAGES).tobytes()
@@ -514,11 +521,11 @@ stop.set()
 for thread in threads:
     thread.join()
 """
-    assert forked(code, tiny.folder) == ["0"]
+    assert forked(code, tiny.folder, engine) == ["0"]
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5, 20, 50])
-def test_fork_while_another_thread_loads(tiny, delay_ms):  # FR 117
+def test_fork_while_another_thread_loads(tiny, engine, delay_ms):  # FR 117
     # In the middle of an import, or of what a native library sets up once, the child would wait for ever.
     code = f"""
 encoder = open_tiny()
@@ -535,10 +542,10 @@ print(in_child(work), in_child(work))
 thread.join()
 print(len(encoder.score(QUERY, PASSAGES)))
 """
-    assert forked(code, tiny.folder) == ["0", "0", "32"]
+    assert forked(code, tiny.folder, engine) == ["0", "0", "32"]
 
 
-def test_a_fork_between_the_claim_of_a_load_and_the_load(tiny):  # FR 117
+def test_a_fork_between_the_claim_of_a_load_and_the_load(tiny, engine):  # FR 117
     code = """
 encoder = open_tiny()
 load_for_all = encoder._load_for_all
@@ -565,7 +572,7 @@ go.set()
 thread.join()
 print(len(encoder.score(QUERY, PASSAGES)))
 """
-    assert forked(code, tiny.folder) == ["0", "32"]
+    assert forked(code, tiny.folder, engine) == ["0", "32"]
 
 
 def score_in_process(encoder, passages, connection):
@@ -574,12 +581,12 @@ def score_in_process(encoder, passages, connection):
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on forks beside threads
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(method, monkeypatch):  # FR 117
+def test_multiprocessing(method, monkeypatch, engine):  # FR 117
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this platform has no {method}")
     for name in ("MINICE_MODEL", "MINICE_MODEL_DIR"):
         monkeypatch.delenv(name, raising=False)
-    with CrossEncoder.open(threads=1) as encoder:
+    with CrossEncoder.open(threads=1, engine=engine) as encoder:
         expected = encoder.score(QUERY, PASSAGES)
         context = multiprocessing.get_context(method)
         receiver, sender = context.Pipe(duplex=False)
