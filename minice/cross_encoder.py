@@ -160,7 +160,8 @@ class CrossEncoder:
         Args:
             model: Id, repository or alias of a pin. None takes ``MINICE_MODEL``, else the embedded model.
             model_dir: The only folder that is looked in. None takes ``MINICE_MODEL_DIR``, else the store
-                in ``MINICE_HOME``. An empty or blank variable counts as unset; arguments win.
+                in ``MINICE_HOME``, then the hub's own cache. An empty or blank variable counts as unset;
+                arguments win.
             precision: ``fp32`` or ``int8``; None takes the first that is pinned.
             engine: ``numpy``, or ``onnxruntime`` where that is installed: it runs graphs that the first refuses,
                 and its logits differ in the last digits, also with the batch (``info()`` says how far).

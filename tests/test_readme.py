@@ -9,6 +9,8 @@ import venv
 from pathlib import Path
 
 import pytest
+from conftest import lock_entry, tiny_onnx, tiny_tokenizer
+from hub import REVISION, Hub
 
 import minice
 from minice import errors
@@ -16,7 +18,9 @@ from minice.artifacts.lock import shipped_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-_FENCE = re.compile(r"(?P<mark><!-- command: [\w-]+ -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+_FENCE = re.compile(
+    r"(?P<mark><!-- (?:command: [\w-]+|needs the hub) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S
+)
 ACTIVATE = ". .venv/bin/activate\n"
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
@@ -25,9 +29,11 @@ def examples():
     """(kind, code, shown output or None) of every block that is to run here, in order."""
     found = []
     for block in _FENCE.finditer(README):
-        if block["mark"]:
+        if block["mark"] and "command:" in block["mark"]:
             continue  # installs from an index: .ci/run runs these
-        if block["kind"] == "text":
+        if block["mark"]:
+            found.append(("hub", block["code"], None))
+        elif block["kind"] == "text":
             kind, code, _ = found[-1]
             found[-1] = (kind, code, block["code"])
         else:
@@ -35,8 +41,23 @@ def examples():
     return found
 
 
+PUBLISHED = "ms-marco-MiniLM-L6-v2"
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def hub(tmp_path_factory):
+    """The environment in which a local server stands for the hub, and a small model for the published one."""
+    files = {"onnx/model.onnx": tiny_onnx(), "tokenizer.json": tiny_tokenizer(), "config.json": b'{"num_labels": 1}'}
+    lock = lock_entry("tiny", {name: data for name, data in files.items() if name != "config.json"})
+    lock = lock.replace("license", f'repository = "acme/tiny"\nrevision = "{REVISION}"\nlicense', 1)
+    path = tmp_path_factory.mktemp("hub") / "tiny.lock"
+    path.write_text(lock, encoding="utf-8")
+    with Hub({"acme/tiny": files}) as server:
+        yield {"HF_ENDPOINT": server.url, "MINICE_LOCK": str(path), "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, hub):
     """Runs one example in a folder that all share, without a network; ``minice`` is found once .venv is active."""
     folder = tmp_path_factory.mktemp("readme")
     venv.create(folder / ".venv", with_pip=False, symlinks=True)
@@ -56,14 +77,18 @@ def run(tmp_path_factory):
     def run(kind, code):
         if code == ACTIVATE:  # lasts in a terminal; here each example has a shell of its own
             active.append(code)
-        elif kind == "sh":
+        elif kind in ("sh", "hub"):
             code = "".join(active) + code
-        start = {"sh": ["sh", "-e", "-c", code], "python": [sys.executable, "-W", "error", "-c", code]}[kind]
+        if kind == "hub":
+            assert PUBLISHED in code or "my-reranker" in code
+            code = code.replace(PUBLISHED, "tiny")
+        start = [sys.executable, "-W", "error", "-c", code] if kind == "python" else ["sh", "-e", "-c", code]
         done = subprocess.run(
-            start, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-            timeout=60, check=False,
+            start, cwd=folder, env=environment | (hub if kind == "hub" else {}), stdin=subprocess.DEVNULL,
+            capture_output=True, encoding="utf-8", timeout=60, check=False,
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        # What goes on during a download is told on stderr.
+        assert (done.returncode, done.stderr if kind != "hub" else "") == (0, ""), done.stderr
         return done.stdout
 
     return run
@@ -80,12 +105,13 @@ def assert_same(shown, printed):
 @pytest.mark.skipif(os.name != "posix", reason="the README's commands are for a POSIX shell")
 def test_the_examples_print_what_is_shown(run):  # FR 148
     found = examples()
-    assert {kind for kind, _, _ in found} == {"python", "sh"}
+    assert {kind for kind, _, _ in found} == {"python", "sh", "hub"}
     assert sum(shown is not None for _, _, shown in found) >= 5
     shell = [code for kind, code, _ in found if kind == "sh"]
     assert shell[:2] == [ACTIVATE, "minice demo --format table\n"]
     for kind, code, shown in found:
         printed = run(kind, code)
+        assert printed or code == ACTIVATE
         if shown is not None:
             assert_same(shown, printed)
 

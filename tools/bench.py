@@ -1,13 +1,14 @@
-"""Measure minice against the prototype and onnxruntime, interleaved, in one run.
+"""Measure both engines of minice against the prototype and plain onnxruntime, interleaved, in one run.
 
     python tools/bench.py [--rounds 9] [--threads 2] [--json FILE]
 
 Throughput: 100 passages of 25 to 180 words with one query, encoded once; every system scores the same pairs in
 turn, round after round, so that a change in the machine's speed meets all of them. Medians are printed, and the
-median of the per-round ratios to minice on the same weights. Absolute times mean little; the ratios do.
+medians of the per-round ratios to minice's engines on the same weights. Absolute times mean little; the ratios do.
 
-Processes: time of ``import minice`` inside a fresh interpreter; a cold ``minice rerank`` of 20 passages from
-process start to last byte, and that process's peak memory.
+Processes, for each engine and precision: time of ``import minice`` inside a fresh interpreter; a cold ``minice
+rerank`` of 20 passages from process start to last byte, and that process's peak memory; and the memory of a process
+that scores 1,000 mixed passages (5 to 400 words).
 
 What a run needs and does not find (onnxruntime, the fp32 model or the prototype in ../shared) is said and left out.
 """
@@ -46,6 +47,8 @@ from minice.engines.onnx_file import read_onnx
 from minice.errors import MiniceError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+ENGINES = ("numpy", "onnxruntime")
+PADDED_BUDGETS = (512, 1024, 2048, 4096)
 QUERY = "how do i undo the last commit without losing my changes"
 
 System = Callable[[], Sequence[float] | NDArray[np.float32]]
@@ -183,13 +186,16 @@ def throughput(rounds: int, threads: int) -> tuple[dict[str, Any], list[str]]:
         left_out.append(f"fp32: {error.message}")
     systems: dict[str, tuple[str, System]] = {}  # name -> (precision, what runs)
     for precision, model in models.items():
-        engine = open_engine(model, threads=threads)
-        systems[f"minice numpy, {precision}"] = (precision, functools.partial(engine.logits, pairs))
+        numpy_engine = open_engine(model, threads=threads)
+        systems[f"minice numpy, {precision}"] = (precision, functools.partial(numpy_engine.logits, pairs))
         if (SHARED / "prototype").is_dir():
             weights = recognize_bert(read_onnx(model))
             systems[f"prototype, {precision}"] = (precision, prototype_system(weights, pairs, threads))
         if importlib.util.find_spec("onnxruntime"):
-            for intra_op, workers, budget in ((threads, 1, 4096), (1, threads, 512)):
+            ort_engine = open_engine(model, engine="onnxruntime", threads=threads)
+            systems[f"minice onnxruntime, {precision}"] = (precision, functools.partial(ort_engine.logits, pairs))
+            arrangements = [(threads, 1, budget) for budget in PADDED_BUDGETS] + [(1, threads, 512)]
+            for intra_op, workers, budget in arrangements:
                 name = f"onnxruntime, {workers} x {intra_op} threads, sorted, {budget} padded tokens, {precision}"
                 run = onnxruntime_system(model, pairs, threads=intra_op, workers=workers, budget=budget)
                 systems[name] = (precision, run)
@@ -198,16 +204,16 @@ def throughput(rounds: int, threads: int) -> tuple[dict[str, Any], list[str]]:
     if not importlib.util.find_spec("onnxruntime"):
         left_out.append("onnxruntime: not installed (pip install '.[bench]')")
     times = _interleave({name: run for name, (_, run) in systems.items()}, rounds)
-    rows = {
-        name: {
+    rows: dict[str, dict[str, float | None]] = {}
+    for name, values in times.items():
+        rows[name] = {
             "median_ms": statistics.median(values) * 1000,
             "pairs_per_s": len(pairs) / statistics.median(values),
-            "time_relative_to_minice": statistics.median(
-                other / ours for other, ours in zip(values, times[f"minice numpy, {systems[name][0]}"], strict=True)
-            ),
         }
-        for name, values in times.items()
-    }
+        for engine in ENGINES:
+            ours = times.get(f"minice {engine}, {systems[name][0]}")
+            ratios = None if ours is None else [theirs / own for theirs, own in zip(values, ours, strict=True)]
+            rows[name][f"time_relative_to_{engine}"] = None if ratios is None else statistics.median(ratios)
     return {"tokens": sum(map(len, pairs)), "systems": rows}, left_out
 
 
@@ -233,17 +239,41 @@ def import_time(rounds: int) -> float:
     )
 
 
-def cold_rerank(rounds: int) -> dict[str, float]:
+def variants() -> list[tuple[str, str, list[str]]]:
+    """Engine, precision and the options of the command line that select them, as far as this machine has them."""
+    folder = SHARED / "models" / "minice-l6"
+    precisions = {"int8": ["--precision", "int8"]}
+    if folder.is_dir():
+        precisions["fp32"] = ["--precision", "fp32", "--model-dir", str(folder)]
+    engines = [name for name in ENGINES if name == "numpy" or importlib.util.find_spec(name)]
+    return [
+        (engine, precision, [*options, "--engine", engine])
+        for precision, options in precisions.items()
+        for engine in engines
+    ]
+
+
+def cold_rerank(rounds: int, options: list[str]) -> dict[str, float]:
     """Median wall seconds and peak MiB of ``minice rerank`` over 20 passages, each run in a new process."""
     tokenizer = open_model(shipped_lock().find("minice-l6"), environ={}).tokenizer
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "passages.txt"
         path.write_text("\n".join(passages(tokenizer, 20, 25, 180)), encoding="utf-8")
-        runs = [_measure([sys.executable, "-m", "minice", "rerank", QUERY, str(path)]) for _ in range(rounds)]
+        command = [sys.executable, "-m", "minice", "rerank", QUERY, str(path), *options]
+        runs = [_measure(command) for _ in range(rounds)]
     return {
         "wall_s": statistics.median(wall for wall, _ in runs),
         "peak_mib": statistics.median(peak for _, peak in runs),
     }
+
+
+def memory(options: list[str]) -> float:
+    """Peak MiB of a process that scores 1,000 mixed passages."""
+    tokenizer = open_model(shipped_lock().find("minice-l6"), environ={}).tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "passages.txt"
+        path.write_text("\n".join(passages(tokenizer, 1_000, 5, 400)), encoding="utf-8")
+        return _measure([sys.executable, "-m", "minice", "rerank", QUERY, str(path), *options])[1]
 
 
 def _measure(command: list[str]) -> tuple[float, float]:
@@ -268,7 +298,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything to this file as well")
     options = parser.parse_args()
     # Processes first: a child's peak counts the parent's memory at the fork, so the parent must still be small.
-    imported, cold = import_time(options.rounds), cold_rerank(options.rounds)
+    imported = import_time(options.rounds)
+    processes = []
+    for engine, precision, selected in variants():
+        print(f"processes: {engine}, {precision}", file=sys.stderr, flush=True)
+        cold = cold_rerank(options.rounds, selected)
+        processes.append({"engine": engine, "precision": precision, **cold, "peak_mib_1000": memory(selected)})
     table, left_out = throughput(options.rounds, options.threads)
     names = ("numpy", "tokenizers", "threadpoolctl", "onnxruntime")
     versions = {name: version(name) for name in names if importlib.util.find_spec(name)}
@@ -279,7 +314,7 @@ def main() -> None:
         "versions": versions,
         "throughput": table,
         "import_s": imported,
-        "cold_rerank": cold,
+        "processes": processes,
         "left_out": left_out,
     }
     if options.json:
@@ -287,11 +322,17 @@ def main() -> None:
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
     print(f"{_processor()}, Python {platform.python_version()}, {told}, commit {result['commit']}")
     print(f"{result['command']}: {options.threads} threads, {table['tokens']} tokens in 100 pairs\n")
-    print("| system | median ms | pairs/s | time relative to minice, same weights |\n|---|--:|--:|--:|")
+    print("| system | median ms | pairs/s | time relative to minice numpy | to minice onnxruntime |")
+    print("|---|--:|--:|--:|--:|")
     for name, row in table["systems"].items():
-        print(f"| {name} | {row['median_ms']:.0f} | {row['pairs_per_s']:.1f} | {row['time_relative_to_minice']:.2f} |")
-    print(f"\nimport minice: {imported:.3f} s")
-    print(f"cold minice rerank of 20 passages: {cold['wall_s']:.2f} s, peak {cold['peak_mib']:.0f} MiB")
+        ratios = [row[f"time_relative_to_{engine}"] for engine in ENGINES]
+        shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        print(f"| {name} | {row['median_ms']:.0f} | {row['pairs_per_s']:.1f} | {' | '.join(shown)} |")
+    print(f"\nimport minice: {imported:.3f} s\n")
+    print("| process | cold rerank of 20 passages | its peak | peak over 1,000 mixed passages |\n|---|--:|--:|--:|")
+    for row in processes:
+        peaks = f"{row['peak_mib']:.0f} MiB | {row['peak_mib_1000']:.0f} MiB"
+        print(f"| {row['engine']}, {row['precision']} | {row['wall_s']:.2f} s | {peaks} |")
     for line in left_out:
         print(f"left out: {line}")
 

@@ -29,9 +29,9 @@ PASSAGES = [
 SCORE = f"""
 import json, sys
 from minice import CrossEncoder
-with CrossEncoder.open() as encoder:
+with CrossEncoder.open(engine=sys.argv[1]) as encoder:
     print(json.dumps([float(logit) for logit in encoder.score({QUERY!r}, {PASSAGES!r})]))
-for name in ("torch", "transformers", "onnx", "onnxruntime", "huggingface_hub"):
+for name in {{"torch", "transformers", "onnx", "onnxruntime", "huggingface_hub"}} - {{sys.argv[1]}}:
     assert name not in sys.modules, name
 """
 
@@ -115,22 +115,30 @@ def check_base_install() -> None:
         if [json.loads(line)["text"] for line in ranked] != [PASSAGES[1], PASSAGES[0]]:
             raise StepFailed("rerank did not put the right note first")
         capture(minice, "verify", "minice-l6", cwd=place)
-        compare_logits(json.loads(capture(python, "-c", SCORE, cwd=place)), "a base install")
+        capture(minice, "doctor", cwd=place)
+        compare_logits(json.loads(capture(python, "-c", SCORE, "numpy", cwd=place)), "a base install")
         (place / "model.onnx").write_bytes(b"no model")
-        said = capture(minice, "quantize", place / "model.onnx", cwd=place, expected_code=7)
-        if "minice[quantize]" not in said:
-            raise StepFailed("quantize without its extra did not name the install command")
+        needing: dict[str, list[str | Path]] = {
+            "quantize": ["quantize", place / "model.onnx"],
+            "onnxruntime": ["rerank", QUERY, notes, "--engine", "onnxruntime"],
+        }
+        for extra, arguments in needing.items():
+            if f"minice[{extra}]" not in capture(minice, *arguments, cwd=place, expected_code=7):
+                raise StepFailed(f"{arguments[0]} without its extra did not name the install command")
 
 
 def check_lowest_versions() -> None:
     """The lowest supported versions of what minice depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lowest = [requirement.replace(">=", "==") for requirement in project["dependencies"]]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["onnxruntime"]]
+    lowest = [requirement.replace(">=", "==") for requirement in requirements]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         python = make_environment(place, [str(build_wheel(place)), *lowest])
         capture(python, "-m", "pip", "list", "--format", "freeze", cwd=place)
-        compare_logits(json.loads(capture(python, "-W", "error", "-c", SCORE, cwd=place)), "the lowest versions")
+        for engine in ("numpy", "onnxruntime"):
+            logits = json.loads(capture(python, "-W", "error", "-c", SCORE, engine, cwd=place))
+            compare_logits(logits, f"the lowest versions, {engine}")
         capture(python.with_name("minice"), "demo", cwd=place)
 
 
@@ -151,7 +159,7 @@ def make_environment(place: Path, requirements: list[str]) -> Path:
 
 def compare_logits(logits: list[float], what: str) -> None:
     """Hold another installation's logits against those of this one, which the tests hold against onnxruntime."""
-    done = subprocess.run([sys.executable, "-c", SCORE], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([sys.executable, "-c", SCORE, "numpy"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     difference = max(abs(ours - theirs) for ours, theirs in zip(json.loads(done.stdout), logits, strict=True))
     print(f"largest logit difference of {what}: {difference:.1e}")
     if not difference <= LOGIT_ATOL:

@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,14 +18,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from minice.artifacts.environment import setting
+from minice.artifacts.receipt import SCHEME
 from minice.errors import ConfigError, LockError, ModelNotFoundError
 from minice.scores import ScoreScale
 
 LOCK_VERSION: Final = 1
 ROLES: Final = ("model", "tokenizer", "config", "vocab")
 PRECISIONS: Final = ("fp32", "int8")
+# How an int8 file's weights were rounded: as minice quantize does, without a key; by another rule that leaves
+# activations alone; or by one that rounds activations too, over the batch or by constants in the file.
+SCHEMES: Final = (SCHEME, "int8-weight-only", "int8-dynamic", "int8-static")
 SHORTEST_PAIR: Final = 5  # [CLS] q [SEP] p [SEP]
 
+LARGEST_LOCK: Final = 1 << 20  # bytes; a pin has about 1,000
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
@@ -39,6 +45,7 @@ class FilePin:
         sha256: 64 lowercase hex digits.
         precision: One of ``PRECISIONS`` on a model file, None on any other.
         optional: Whether the model is complete without it.
+        scheme: One of ``SCHEMES`` on an int8 model file; None is the first of them. None on any other.
     """
 
     role: str
@@ -47,6 +54,12 @@ class FilePin:
     sha256: str
     precision: str | None = None
     optional: bool = False
+    scheme: str | None = None
+
+    @property
+    def weight_scheme(self) -> str:
+        """How a model file stores its weights: "fp32", or one of ``SCHEMES``."""
+        return self.scheme or (SCHEME if self.precision == "int8" else "fp32")
 
     @property
     def name(self) -> str:
@@ -135,6 +148,11 @@ class Lock:
         ids = ", ".join(pin.id for pin in self.models)
         raise ModelNotFoundError(f"no model is pinned as {name!r}; known: {ids}{hint}", where="model")
 
+    def owner(self, name: str) -> ModelPin | None:
+        """Return the pin that has this name in upper, lower or mixed case: the one that bars others from it."""
+        folded = name.casefold()
+        return next((pin for pin in self.models if folded in map(str.casefold, pin.names)), None)
+
 
 @cache
 def shipped_lock() -> Lock:
@@ -169,7 +187,9 @@ def known_lock(environ: Mapping[str, str] = os.environ) -> Lock:
             ``MINICE_LOCK`` if it is the user's.
     """
     path = setting("MINICE_LOCK", environ)
-    return shipped_lock() if path is None else join_locks(shipped_lock(), read_lock(path, "MINICE_LOCK"), "MINICE_LOCK")
+    if path is None:
+        return shipped_lock()
+    return join_locks(shipped_lock(), read_lock(path, "MINICE_LOCK"), f"MINICE_LOCK: {path!r}")
 
 
 def read_lock(path: str | os.PathLike[str], origin: str) -> Lock:
@@ -182,34 +202,74 @@ def read_lock(path: str | os.PathLike[str], origin: str) -> Lock:
     Raises:
         LockError: It cannot be read, or does not follow the format.
     """
-    shown = repr(os.fspath(path))
-    try:
-        # utf-8-sig: editors that put a mark before the text exist, and TOML knows none.
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a NUL
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise LockError(
-            f"cannot read {shown}: {reason}; expected a lock as minice lock prints it", where=origin
-        ) from None
+    text = read_lock_text(path, origin)
     try:
         return parse_lock(text)
     except LockError as error:
-        raise LockError(error.message, where=f"{origin}: {shown}{f': {error.where}' if error.where else ''}") from None
+        place = f"{origin}: {os.fspath(path)!r}{f': {error.where}' if error.where else ''}"
+        raise LockError(error.message, where=place) from None
+
+
+def read_lock_text(path: str | os.PathLike[str], origin: str) -> str:
+    """Read a file that should be a lock.
+
+    Args:
+        path: The file.
+        origin: Who named it; ``where`` of errors.
+
+    Raises:
+        LockError: It cannot be read, is no regular file, too long for a lock, or not text.
+    """
+    try:
+        # utf-8-sig: editors that put a mark before the text exist, and TOML knows none.
+        return _read_small(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a NUL
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise LockError(
+            f"cannot read {os.fspath(path)!r}: {reason}; expected a lock as minice lock prints it", where=origin
+        ) from None
+
+
+def _read_small(path: str | os.PathLike[str]) -> bytes:
+    """Read a regular file of at most ``LARGEST_LOCK``; a pipe would keep us waiting, and a device never end."""
+    _check_small(Path(path).stat())  # before opening, because opening a device can do things
+    with open(path, "rb", opener=_open_at_once) as file:
+        _check_small(os.fstat(file.fileno()))
+        data = file.read(LARGEST_LOCK + 1)
+    if len(data) > LARGEST_LOCK:
+        raise ValueError(f"it has more than {LARGEST_LOCK:,} bytes")
+    return data
+
+
+def _check_small(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > LARGEST_LOCK:
+        raise ValueError(f"it has {status.st_size:,} bytes, more than {LARGEST_LOCK:,}")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def join_locks(shipped: Lock, user: Lock, origin: str) -> Lock:
     """Put a user's pins behind the shipped ones.
 
     Raises:
-        LockError: A name of a user's pin is taken; ``where`` begins with ``origin``.
+        LockError: A name of a user's pin is taken, or the pin says that it is embedded; ``where`` begins with
+            ``origin``.
     """
-    taken = {name.casefold(): pin.id for pin in shipped.models for name in pin.names}
     for index, pin in enumerate(user.models):
+        if pin.embedded:
+            raise LockError(
+                "only a model that comes with the package is embedded; leave it out",
+                where=f"{origin}: model[{index}].embedded",
+            )
         for name in pin.names:
-            if name.casefold() in taken:
-                owner = taken[name.casefold()]
+            owner = shipped.owner(name)
+            if owner is not None:
                 raise LockError(
-                    f"the name {name!r} belongs to {owner!r}, a model that minice pins itself; choose another",
+                    f"the name {name!r} belongs to {owner.id!r}, a model that minice pins itself; choose another",
                     where=f"{origin}: model[{index}]",
                 )
     return Lock(models=shipped.models + user.models)
@@ -262,6 +322,7 @@ def format_lock(lock: Lock) -> str:
                 {
                     "role": file.role,
                     "precision": file.precision,
+                    "scheme": file.scheme,
                     "optional": file.optional or None,
                     "path": file.path,
                     "size": file.size,
@@ -369,12 +430,12 @@ def _shown(value: object) -> str:
 
 def _model(table: _Table) -> ModelPin:
     pin = ModelPin(
-        id=table.text("id", _like(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.)"), _ID),
-        repository=table.optional_text("repository", _like(_REPOSITORY), "a repository as owner/name"),
+        id=table.text("id", *_form("id")),
+        repository=table.optional_text("repository", *_form("repository")),
         aliases=table.texts("aliases", _like(rf"[A-Za-z0-9][A-Za-z0-9._-]*|{_REPOSITORY}"), "a name or owner/name"),
-        revision=table.optional_text("revision", _like("[0-9a-f]{40}"), "40 lowercase hex digits"),
+        revision=table.optional_text("revision", *_form("revision")),
         embedded=table.flag("embedded"),
-        license=table.text("license", _like(r"[A-Za-z0-9(][A-Za-z0-9.+() -]*"), "an SPDX licence expression"),
+        license=table.text("license", *_form("license")),
         max_length=table.integer("max-length", least=SHORTEST_PAIR),
         scale=ScoreScale(table.text("scale", _one_of(ScoreScale), _choices(ScoreScale))),
         files=tuple(_file(file) for file in table.tables("file")),
@@ -397,9 +458,13 @@ def _file(table: _Table) -> FilePin:
         )
     if role != "model" and precision is not None:
         raise LockError(f"only model files have one, and this is a {role} file", where=table.place("precision"))
+    scheme = table.optional_text("scheme", _one_of(SCHEMES), _choices(SCHEMES))
+    if scheme is not None and precision != "int8":
+        raise LockError("only int8 model files have one", where=table.place("scheme"))
     file = FilePin(
         role=role,
         precision=precision,
+        scheme=scheme,
         optional=table.flag("optional"),
         path=table.text("path", _unportable, "a relative POSIX path"),
         size=table.integer("size", least=1),
@@ -409,8 +474,35 @@ def _file(table: _Table) -> FilePin:
     return file
 
 
-_ID: Final = "letters, digits, '.', '_' and '-', at most 100"
 _REPOSITORY: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+# Key of a model -> what its text must match, and that in words.
+_FORMS: Final = {
+    "id": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.)", "letters, digits, '.', '_' and '-', at most 100"),
+    "repository": (_REPOSITORY, "a repository as owner/name"),
+    "revision": ("[0-9a-f]{40}", "40 lowercase hex digits"),
+    "license": (r"[A-Za-z0-9(][A-Za-z0-9.+() -]*", "an SPDX licence expression"),
+}
+
+
+def checked_text(key: str, text: str) -> str:
+    """Return the text of a model's key in a lock, if it may stand there.
+
+    Args:
+        key: "id", "repository", "revision" or "license".
+        text: The value.
+
+    Raises:
+        ValueError: It may not; says what was expected.
+    """
+    check, expected = _form(key)
+    if check(text) is not None:
+        raise ValueError(f"expected {expected}, got {_shown(text)}")
+    return text
+
+
+def _form(key: str) -> tuple[Callable[[str], str | None], str]:
+    pattern, expected = _FORMS[key]
+    return _like(pattern), expected
 
 
 def _like(pattern: str) -> Callable[[str], str | None]:

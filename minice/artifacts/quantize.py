@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minice import __version__
+from minice.artifacts.hub_cache import cache_folder
 from minice.artifacts.lock import Lock, ModelPin, known_lock
 from minice.artifacts.receipt import (
     SCHEME,
@@ -28,7 +29,7 @@ from minice.artifacts.receipt import (
     quantized_path,
     receipt_path,
 )
-from minice.artifacts.store import locate, not_on_disk, open_model, read_unpinned
+from minice.artifacts.store import inspect, install_folder, locate, not_on_disk, open_model, read_unpinned
 from minice.engines.bert import BertWeights, Matrix, Table, recognize_bert
 from minice.engines.onnx_file import read_onnx
 from minice.errors import ConfigError, EngineUnavailableError, GraphError, InputError, ModelNotFoundError
@@ -139,14 +140,16 @@ class Source:
     """An fp32 file to quantize.
 
     Attributes:
-        path: Where it lies; the int8 file goes beside it.
+        path: Where it lies.
         expected: What it has to hash to; None if no pin says.
         tokenizer: The model's tokenizer.json, for a comparison on texts; None if there is none.
+        target: Where the int8 file goes: beside it, or into the model's own folder if it lies in the hub's cache.
     """
 
     path: Path
     expected: Digest | None
     tokenizer: bytes | None
+    target: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,11 +245,12 @@ def find_source(
 
     Raises:
         ModelNotFoundError: No such pin, folder or file; or the pin's fp32 file is not on disk.
-        ConfigError: The pin has no fp32 file, or ``model_dir`` is given with a path.
+        ConfigError: The pin has no fp32 file, or ``model_dir`` is given with a path; or the path lies in the hub's
+            cache, which is not written to.
         InputError: The folder holds no model, or a file cannot be read.
         IntegrityError: The pin's tokenizer is not what it should be.
     """
-    lock = known_lock() if lock is None else lock
+    lock = known_lock(environ) if lock is None else lock
     name = os.fspath(target)
     if any(name in pin.names for pin in lock.models):
         return _pinned_source(lock.find(name), model_dir, environ)
@@ -267,20 +271,47 @@ def find_source(
         if found is None:
             raise InputError(f"expected {' or '.join(_SOURCE_NAMES)} in it, found neither", where=str(path))
         path = found
-    return Source(path=path, expected=None, tokenizer=_tokenizer_near(path))
+    if _is_cached(path, environ):
+        raise ConfigError(
+            "it lies in the hub's cache, which minice does not write to; give the name of a model that `minice models` "
+            "lists, or a copy of the file",
+            where=str(path),
+        )
+    return Source(path=path, expected=None, tokenizer=_tokenizer_near(path), target=_beside(path))
+
+
+def _is_cached(path: Path, environ: Mapping[str, str]) -> bool:
+    """Whether what is written beside a file would come into a repository of the hub's cache."""
+    cache, _ = cache_folder(environ)
+    folder = Path(os.path.realpath(path.parent))
+    if cache is None or not folder.is_relative_to(os.path.realpath(cache)):
+        return False
+    inside = folder.relative_to(os.path.realpath(cache)).parts
+    return bool(inside) and inside[0].startswith("models--")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(quantized_path(path.name))
 
 
 def _pinned_source(pin: ModelPin, model_dir: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Source:
     file, tokenizer = pin.file("model", "fp32"), pin.file("tokenizer")
-    paths = {report.name: report.path for report in locate(pin, model_dir=model_dir, environ=environ)}
-    path, beside = paths[file.path], paths[tokenizer.path]
+    reports = {report.name: report for report in locate(pin, model_dir=model_dir, environ=environ)}
+    if reports[file.path].place == "hub-cache":
+        # There a file is the one by its bytes; the first of the right size need not be.
+        reports = {report.name: report for report in inspect(pin, model_dir=model_dir, environ=environ)}
+    path, beside = reports[file.path].path, reports[tokenizer.path].path
     if path is None:
         raise _without_source(pin, model_dir, environ)
     digest = Digest(sha256=tokenizer.sha256, size=tokenizer.size)
+    target = _beside(Path(path))
+    if reports[file.path].place == "hub-cache":
+        target = install_folder(pin, model_dir=model_dir, environ=environ) / quantized_path(file.path)
     return Source(
         path=Path(path),
         expected=Digest(sha256=file.sha256, size=file.size),
         tokenizer=None if beside is None else read_unpinned(Path(beside), digest),
+        target=target,
     )
 
 
@@ -308,8 +339,10 @@ def _tokenizer_near(model: Path) -> bytes | None:
     return None
 
 
-def write_quantized(source: str | os.PathLike[str], *, expected: Digest | None = None) -> WrittenModel:
-    """Quantize a file and write the result and its receipt beside it.
+def write_quantized(
+    source: str | os.PathLike[str], *, expected: Digest | None = None, target: Path | None = None
+) -> WrittenModel:
+    """Quantize a file, and write the result and its receipt.
 
     Each is written to a temporary file in the same folder, read back, and moved into its place. The receipt is
     last: an int8 file without a receipt, or with that of another file, is never used, so a crash in between
@@ -319,6 +352,7 @@ def write_quantized(source: str | os.PathLike[str], *, expected: Digest | None =
         source: An fp32 ONNX file.
         expected: What it has to hash to; None takes it as it is. The receipt of a file that no lock pins makes
             no model of the result: the store will not use it.
+        target: Where the result goes; its folder is made. None: beside the source. The receipt goes beside it.
 
     Raises:
         InputError: The file cannot be read, its folder cannot be written to, or it is quantized already.
@@ -332,11 +366,18 @@ def write_quantized(source: str | os.PathLike[str], *, expected: Digest | None =
     except (GraphError, InputError) as error:
         inside = "" if error.where in ("", "model") else f":{error.where}"
         raise type(error)(error.message, where=f"{path}{inside}") from error
-    target = Path(quantized_path(str(path)))
+    target = _beside(path) if target is None else target
     receipt = Path(receipt_path(str(target)))
     mode = path.stat().st_mode & 0o666  # who may read the source may read the result
+    replaces = os.path.lexists(target)
     _write(target, model.data, mode)
-    _write(receipt, format_receipt(model.receipt).encode(), mode)
+    try:
+        _write(receipt, format_receipt(model.receipt).encode(), mode)
+    except InputError:
+        if not replaces:  # else the receipt of what was there may fit: quantizing again gives the same bytes
+            with suppress(OSError):
+                target.unlink()
+        raise
     return WrittenModel(model=model, path=target, receipt_path=receipt)
 
 
@@ -618,6 +659,7 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     """Write a whole file, or leave what was there."""
     temporary = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(data)

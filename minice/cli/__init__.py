@@ -4,13 +4,14 @@ import sys
 from collections.abc import Sequence
 
 from minice import __version__
-from minice.cli import demo, models, quantize, rerank, score, verify
+from minice.cli import demo, doctor, fetch, lock, models, quantize, rerank, score, verify
 from minice.cli.arguments import Command, HelpRequested, nearest, parse, usage, utf8_arguments
 from minice.cli.writing import complain, discard_stdout, flush, write
 from minice.errors import ConfigError, MiniceError, ModelNotFoundError
 
 COMMANDS: dict[str, Command] = {
-    module.COMMAND.name: module.COMMAND for module in (rerank, score, demo, models, verify, quantize)
+    module.COMMAND.name: module.COMMAND
+    for module in (rerank, score, demo, models, fetch, verify, quantize, lock, doctor)
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

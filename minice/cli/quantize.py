@@ -1,4 +1,4 @@
-"""``minice quantize``: write the int8 file of a model beside its fp32 file, and say what rounding did."""
+"""``minice quantize``: write the int8 file of a model, and say what rounding did."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ def run(arguments: Arguments) -> int:
     from minice.artifacts.store import read_unpinned
 
     source = find_source(local_path(arguments["dir-or-id"]), model_dir=model_dir(arguments), lock=known_lock())
-    written = write_quantized(source.path, expected=source.expected)
+    written = write_quantized(source.path, expected=source.expected, target=source.target)
     # The digest that was quantized, so that both sides of the comparison are what the receipt says.
     before = read_unpinned(source.path, written.model.source)
     comparison = compare_models(before, written.model.data, tokenizer=source.tokenizer)
@@ -113,7 +113,8 @@ COMMAND = Command(
     summary="write a model's int8 file beside its fp32 file",
     description="""\
 Rounds the matrices of the encoder to int8 (weights only), writes model.int8.onnx and a receipt beside
-model.onnx, and compares both on built-in pairs. DIR-OR-ID is a folder with onnx/model.onnx or
+model.onnx, and compares both on built-in pairs. Nothing is written into the hub's cache: the files made of
+a model that lies there go into MINICE_HOME. DIR-OR-ID is a folder with onnx/model.onnx or
 model.onnx, or such a file; the name of a model that `minice models` lists goes first (./NAME is the
 folder). --model-dir goes with such a name only. Needs: pip install 'minice[quantize]', or '.[quantize]'.""",
     example="minice quantize ms-marco-MiniLM-L6-v2",

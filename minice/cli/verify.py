@@ -66,7 +66,7 @@ def _findings(name: str | None, folder: str | None, *, deep: bool) -> Iterator[F
     reports = {pin.id: inspect(pin, model_dir=folder, lock=lock) for pin in pins}
     if name is None:
         # A model of which nothing is there was never put in place; only who asks for it misses it.
-        there = [pin for pin in pins if any(report.path for report in reports[pin.id])]
+        there = [pin for pin in pins if any(map(_put_in_place, reports[pin.id]))]
         # A folder that was named holds one model, as a rule: another one is not damaged for sharing its file names.
         given = folder or setting("MINICE_MODEL_DIR")
         whole = [pin for pin in there if any(r.role == "model" and r.status == "ok" for r in reports[pin.id])]
@@ -77,6 +77,14 @@ def _findings(name: str | None, folder: str | None, *, deep: bool) -> Iterator[F
         yield from (_finding(pin, report) for report in reports[pin.id])
         if deep:
             yield _deep(pin, reports[pin.id], folder, needed=name is not None)
+
+
+def _put_in_place(report: "FileReport") -> bool:
+    """Whether a file is there because somebody wanted its model here.
+
+    Other libraries leave the small files of a repository in the hub's cache, and no graph: they run other weights.
+    """
+    return report.path is not None and (report.place != "hub-cache" or report.role == "model")
 
 
 def _nothing_there(lock: "Lock", folder: str | None) -> ModelNotFoundError:

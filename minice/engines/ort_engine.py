@@ -205,14 +205,13 @@ def require_onnxruntime() -> None:
     import importlib.util
     import sys
 
-    if "onnxruntime" not in sys.modules and importlib.util.find_spec("onnxruntime") is None:
+    if sys.modules.get("onnxruntime") is None and importlib.util.find_spec("onnxruntime") is None:
         raise EngineUnavailableError(_INSTALL, where="engine")
 
 
 _INSTALL: Final = "the onnxruntime engine needs a package that is not installed; run: pip install 'minice[onnxruntime]'"
 
 
-@cache
 def _onnxruntime() -> Any:
     try:
         import onnxruntime

@@ -285,7 +285,7 @@ def test_options_reach_the_encoder(rows):
     [
         (["--model", "minice-l7"], {}, 4, "error: --model: no model is pinned as 'minice-l7'"),
         ([], {"MINICE_MODEL": "nobody/nothing"}, 4, "error: MINICE_MODEL: no model is pinned as 'nobody/nothing'"),
-        (["--model", "ms-marco-MiniLM-L6-v2"], {"MINICE_HOME": "nowhere"}, 4, "not on disk"),
+        (["--model", "ms-marco-MiniLM-L6-v2"], {"MINICE_HOME": "nowhere", "HF_HUB_CACHE": "nowhere"}, 4, "not on disk"),
         (["--model-dir", "nowhere"], {}, 4, "nowhere"),
         (["--model-dir", ""], {}, 2, "error: --model-dir: "),
         (["--max-length", "513"], {}, 2, "error: --max-length: expected an integer from 5 to 512"),

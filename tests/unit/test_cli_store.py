@@ -21,8 +21,27 @@ def folder(tiny, tmp_path, monkeypatch):
     lock = minice.artifacts.lock.parse_lock(f"{tiny.lock_text}\n{second}")
     monkeypatch.setattr(minice.artifacts.lock, "shipped_lock", lambda: lock)
     monkeypatch.setenv("MINICE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MINICE_MODEL_DIR", raising=False)
+    for name in ("MINICE_MODEL_DIR", "MINICE_LOCK"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def cached(folder, monkeypatch):
+    """The same two models; the first is published, and lies in the hub's cache in place of minice's own folder."""
+    first, second = minice.artifacts.lock.shipped_lock().models
+    first = dataclasses.replace(first, repository="owner/tiny", revision="ab" * 20, aliases=("owner/old",))
+    lock = minice.artifacts.lock.Lock(models=(first, second))
+    monkeypatch.setattr(minice.artifacts.lock, "shipped_lock", lambda: lock)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "hub"))
+    snapshot = folder / "hub" / "models--owner--tiny" / "snapshots" / ("ab" * 20)
+    blobs = snapshot.parents[1] / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("model.onnx", "tokenizer.json"):
+        shutil.copy(folder / name, blobs)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    return snapshot
 
 
 @pytest.fixture
@@ -64,6 +83,103 @@ def test_models_as_a_table_shows_the_start_of_each_digest(folder, capsysbinary, 
     digest = hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
     assert f"  {digest[:12]}  present  {folder / 'model.onnx'}" in out
     assert digest[:13] not in out
+
+
+def test_models_shows_where_it_looked(run, folder, cached, capsysbinary, monkeypatch):
+    code, (tiny, other), err = run("models")
+    assert (code, err, tiny["on_disk"]) == (0, "", True)
+    assert [(file["path"], file["place"]) for file in tiny["files"]] == [
+        (str(cached / "model.onnx"), "hub-cache"),
+        (str(cached / "tokenizer.json"), "hub-cache"),
+    ]
+    assert tiny["searched"] == [
+        {"path": str(folder / "home" / "tiny"), "origin": "MINICE_HOME"},
+        {"path": str(folder / "hub" / "models--owner--tiny"), "origin": "HF_HUB_CACHE"},
+        {"path": str(folder / "hub" / "models--owner--old"), "origin": "HF_HUB_CACHE"},
+    ]
+    assert other["searched"] == [{"path": str(folder / "home" / "other"), "origin": "MINICE_HOME"}]
+    assert other["files"][0]["place"] is None
+    given = run("models", "--model-dir", folder)[1][0]
+    assert given["searched"] == [{"path": str(folder), "origin": "model_dir or --model-dir"}]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["models", "--format", "table"]) == 0
+    tiny, other = capsysbinary.readouterr().out.decode().split("\n\n")
+    assert f"  present  {cached / 'model.onnx'}" in tiny
+    assert "looked in" not in tiny  # where everything is there, nothing was sought in vain
+    assert f"looked in {folder / 'home' / 'other'} (MINICE_HOME)\n" in other
+    (cached / "model.onnx").unlink()
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["models", "--format", "table"]) == 0
+    tiny, _ = capsysbinary.readouterr().out.decode().split("\n\n")
+    for name in ("tiny", "old"):
+        assert f"\nlooked in {folder / 'hub' / f'models--owner--{name}'} (HF_HUB_CACHE)\n" in tiny
+
+
+def test_verify_of_a_model_in_the_hubs_cache(run, folder, cached):  # FR 135, FR 139
+    assert run("verify")[:2] == run("verify", "tiny")[:2]
+    code, rows, err = run("verify", "tiny")
+    assert (code, err) == (0, "")
+    assert [(row["path"], row["status"]) for row in rows] == [
+        (str(cached / "model.onnx"), "ok"),
+        (str(cached / "tokenizer.json"), "ok"),
+    ]
+    blob = cached.parents[1] / "blobs" / "model.onnx"
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    code, rows, err = run("verify", "tiny")
+    assert code == 4
+    assert statuses(rows) == [("tiny", "model.onnx", "missing"), ("tiny", "tokenizer.json", "ok")]
+    place = f"{str(folder / 'home' / 'tiny')!r} (MINICE_HOME) or the hub's cache {str(folder / 'hub')!r} (HF_HUB_CACHE)"
+    assert f"not on disk: no 'model.onnx' in {place}. Not taken from that cache: sha256 mismatch in " in err
+    assert err.endswith("; else minice gets them. Run: minice fetch tiny\n")
+
+
+def test_small_files_in_the_hubs_cache_are_no_model(run, folder, cached):
+    """Who runs the model with other libraries has its tokenizer in the cache, and no graph."""
+    (cached / "model.onnx").unlink()
+    assert run("verify") == (0, [], "")
+    code, rows, _ = run("verify", "tiny")  # only who asks for it misses it
+    assert code == 4
+    assert statuses(rows) == [("tiny", "model.onnx", "missing"), ("tiny", "tokenizer.json", "ok")]
+    home = folder / "home" / "tiny"
+    home.mkdir(parents=True)
+    shutil.copy(folder / "tokenizer.json", home)
+    assert run("verify")[0] == 4  # minice's own folder is for nothing else
+
+
+def test_quantizing_a_model_in_the_hubs_cache(run, folder, cached):  # FR 142
+    pytest.importorskip("onnx")
+    before = sorted((folder / "hub").rglob("*"))
+    code, (report,), err = run("quantize", "tiny")
+    home = folder / "home" / "tiny"
+    assert (code, err) == (0, "")
+    assert (report["source"]["path"], report["result"]["path"], report["receipt"]) == (
+        str(cached / "model.onnx"),
+        str(home / "model.int8.onnx"),
+        str(home / "model.int8.onnx.json"),
+    )
+    assert sorted((folder / "hub").rglob("*")) == before
+    code, rows, err = run("verify", "tiny", "--deep")
+    assert (code, err) == (0, "")
+    assert statuses(rows)[-2:] == [("tiny", "model.int8.onnx", "ok"), ("tiny", "fp32 -> int8", "ok")]
+    code, _, err = run("quantize", cached)
+    assert code == 2
+    assert err.startswith(f"minice: error: {cached / 'model.onnx'}: it lies in the hub's cache")
+
+
+def test_models_of_the_users_own_lock(run, folder, tiny, monkeypatch):
+    lock = folder / "my.lock"
+    lock.write_text(tiny.lock_text.replace('id = "tiny"', 'id = "mine"'), encoding="utf-8")
+    monkeypatch.setenv("MINICE_LOCK", str(lock))
+    assert [model["id"] for model in run("models")[1]] == ["tiny", "other", "mine"]
+    code, rows, err = run("verify", "mine", "--model-dir", folder)
+    assert (code, err, statuses(rows)[0]) == (0, "", ("mine", "model.onnx", "ok"))
+    lock.write_text(tiny.lock_text, encoding="utf-8")
+    for verb in (["models"], ["verify", "tiny"]):
+        code, rows, err = run(*verb)
+        assert (code, rows) == (3, [])
+        assert err.startswith(f"minice: error: MINICE_LOCK: {str(lock)!r}: model[0]: the name 'tiny' belongs to 'tiny'")
 
 
 def test_verify_hashes_every_file(run, folder):
@@ -165,6 +281,7 @@ def test_models_marks_the_default_and_shows_aliases(capsysbinary, monkeypatch):
     for name in ("MINICE_MODEL", "MINICE_MODEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MINICE_HOME", "nowhere")
+    monkeypatch.setenv("HF_HUB_CACHE", "nowhere")
     assert main(["models", "--format", "table"]) == 0
     out = capsysbinary.readouterr().out.decode()
     assert "minice-l6 (default, " in out

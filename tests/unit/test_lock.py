@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,12 +12,18 @@ from hypothesis import strategies as st
 
 from minice.artifacts import lock as lock_module
 from minice.artifacts.lock import (
+    LARGEST_LOCK,
     PRECISIONS,
+    SCHEMES,
     FilePin,
     Lock,
     ModelPin,
+    checked_text,
     format_lock,
+    join_locks,
+    known_lock,
     parse_lock,
+    read_lock,
     shipped_lock,
 )
 from minice.errors import ConfigError, LockError, ModelNotFoundError
@@ -133,10 +140,25 @@ MALFORMED = {
         "unknown key; known: id, repository, aliases, revision, embedded, license, max-length, scale, file; "
         "did you mean 'max-length'?",
     ),
+    "scheme of a fp32 file": (
+        edited('precision = "fp32"', 'precision = "fp32"\nscheme = "int8-dynamic"'),
+        "model[0].file[0].scheme",
+        "only int8 model files have one",
+    ),
+    "scheme of a tokenizer": (
+        edited('role = "tokenizer"', 'role = "tokenizer"\nscheme = "int8-dynamic"'),
+        "model[0].file[1].scheme",
+        "only int8 model files have one",
+    ),
+    "unknown scheme": (
+        edited('precision = "int8"', 'precision = "int8"\nscheme = "int8"'),
+        "model[1].file[0].scheme",
+        'expected one of "int8-weight-only/1", "int8-weight-only", "int8-dynamic", "int8-static", got \'int8\'',
+    ),
     "unknown key in a file": (
         edited("size = 4386021", "size = 4386021\nmd5 = 1"),
         "model[0].file[0].md5",
-        "unknown key; known: role, precision, optional, path, size, sha256",
+        "unknown key; known: role, precision, scheme, optional, path, size, sha256",
     ),
     "no id": (
         edited('id = "example-L2"\n', ""),
@@ -409,6 +431,7 @@ def model_pins(draw: st.DrawFn, number: int) -> ModelPin:
             size=draw(sizes),
             sha256=draw(digests),
             optional=role in ("config", "vocab") and draw(st.booleans()),
+            scheme=draw(st.none() | st.sampled_from(SCHEMES)) if precision == "int8" else None,
         )
         for index, (role, precision) in enumerate(roles)
     ]
@@ -560,3 +583,133 @@ def test_broken_installation(package) -> None:
     (package / "models.lock").write_bytes(b"\xff")
     with pytest.raises(LockError, match="install minice again"):
         shipped_lock()
+
+
+# --- locks of the user's own -------------------------------------------------------------------------
+
+
+MINE = VALID.replace("example", "mine").replace('"other"', '"mine-too"')
+TAKEN = "belongs to 'ms-marco-MiniLM-L6-v2', a model that minice pins itself; choose another"
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    path = tmp_path / "my.lock"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path) -> tuple[str, str]:
+    with pytest.raises(LockError) as caught:
+        known_lock({"MINICE_LOCK": str(path)})
+    return caught.value.where, caught.value.message
+
+
+def test_pins_of_the_user_stand_behind_the_shipped_ones(mine) -> None:
+    known = known_lock({"MINICE_LOCK": str(mine)})
+    assert known.models == shipped_lock().models + parse_lock(MINE).models
+    assert known.find("mine/L-2").id == "mine-L2"
+    assert read_lock(mine, "here") == read_lock(str(mine), "here") == parse_lock(MINE)
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "\t"])
+def test_no_lock_of_the_user(value) -> None:
+    # FR 145
+    assert known_lock({} if value is None else {"MINICE_LOCK": value}) is shipped_lock()
+
+
+def test_a_mark_before_the_text_is_no_part_of_it(mine) -> None:
+    mine.write_bytes(b"\xef\xbb\xbf" + MINE.encode())
+    assert read_lock(mine, "") == parse_lock(MINE)
+
+
+@pytest.mark.parametrize("name", ["MS-MARCO-minilm-L6-v2", "Cross-Encoder/ms-marco-MiniLM-L6-V2"])
+def test_a_name_of_a_shipped_pin_is_taken_in_any_case(mine, name: str) -> None:
+    mine.write_text(MINE.replace('"mine-too"', f'"mine-too"\naliases = ["{name}"]'), encoding="utf-8")
+    assert refusal(mine) == (f"MINICE_LOCK: {str(mine)!r}: model[1]", f"the name {name!r} {TAKEN}")
+
+
+def test_a_shipped_alias_is_no_repository_of_a_user(mine) -> None:
+    name = "cross-encoder/ms-marco-MiniLM-L-6-v2"
+    mine.write_text(MINE.replace('repository = "mine/L2"', f'repository = "{name}"'), encoding="utf-8")
+    assert refusal(mine) == (f"MINICE_LOCK: {str(mine)!r}: model[0]", f"the name {name!r} {TAKEN}")
+
+
+def test_two_pins_of_the_user_with_one_name(mine) -> None:
+    mine.write_text(MINE.replace('"mine-too"', '"Mine-L2"'), encoding="utf-8")
+    where, message = refusal(mine)
+    assert where == f"MINICE_LOCK: {str(mine)!r}: model[1].id"
+    assert message == "the name 'Mine-L2' is taken by model[0].id"
+
+
+def test_a_users_model_is_not_part_of_the_package(mine) -> None:
+    mine.write_text(MINE.replace('license = "MIT"', 'embedded = true\nlicense = "MIT"'), encoding="utf-8")
+    assert refusal(mine) == (
+        f"MINICE_LOCK: {str(mine)!r}: model[1].embedded",
+        "only a model that comes with the package is embedded; leave it out",
+    )
+
+
+def test_a_malformed_lock_of_the_user_is_an_error(mine) -> None:
+    # FR 147: it is not passed over, and the place is told
+    mine.write_text(MINE.replace('scale = "logit"', 'scale = "stars"', 1), encoding="utf-8")
+    assert refusal(mine) == (
+        f"MINICE_LOCK: {str(mine)!r}: model[0].scale",
+        'expected one of "logit", "probability", "passthrough", got \'stars\'',
+    )
+    mine.write_text("", encoding="utf-8")
+    assert refusal(mine)[0] == f"MINICE_LOCK: {str(mine)!r}: lock-version"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere", "No such file or directory"),
+        ("", "it is not a regular file"),
+        ("my.lock/more", "Not a directory"),
+        ("a\0b", "embedded null byte"),
+    ],
+)
+def test_a_lock_that_cannot_be_read(mine, name: str, reason: str) -> None:
+    path = mine.parent / name
+    assert refusal(path) == (
+        "MINICE_LOCK",
+        f"cannot read {str(path)!r}: {reason}; expected a lock as minice lock prints it",
+    )
+
+
+def test_a_lock_that_is_not_text(mine) -> None:
+    mine.write_bytes(b"lock-version = \xff")
+    assert refusal(mine)[1].startswith(f"cannot read {str(mine)!r}: 'utf-8' codec can't decode byte 0xff")
+
+
+def test_a_file_too_long_for_a_lock_is_not_read(mine) -> None:
+    with mine.open("wb") as file:
+        file.truncate(1 << 40)
+    assert "it has 1,099,511,627,776 bytes, more than 1,048,576;" in refusal(mine)[1]
+    mine.write_text(MINE.ljust(LARGEST_LOCK, "\n"), encoding="utf-8")
+    assert known_lock({"MINICE_LOCK": str(mine)}).find("mine-L2")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_what_never_ends_is_not_read(tmp_path, monkeypatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert "it is not a regular file; expected a lock" in refusal(path)[1]
+    # One that takes the file's place after the first look does not keep us waiting either.
+    regular = Path(__file__).stat()
+    monkeypatch.setattr(Path, "stat", lambda self: regular)
+    assert "it is not a regular file; expected a lock" in refusal(tmp_path / "pipe")[1]
+
+
+def test_locks_are_joined_as_they_are() -> None:
+    user = parse_lock(MINE)
+    assert join_locks(shipped_lock(), user, "x").models[-2:] == user.models
+
+
+def test_texts_of_a_pin() -> None:
+    assert checked_text("id", "my-model.v2") == "my-model.v2"
+    assert checked_text("license", "NOASSERTION") == "NOASSERTION"
+    for key, text in (("id", "a/b"), ("id", "a."), ("repository", "b"), ("revision", "AB" * 20), ("license", "")):
+        with pytest.raises(ValueError, match=r"^expected .*, got "):
+            checked_text(key, text)

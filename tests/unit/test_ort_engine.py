@@ -356,9 +356,7 @@ def without_onnxruntime(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
     for name in [name for name in sys.modules if name.split(".")[0] == "onnxruntime"]:
         monkeypatch.delitem(sys.modules, name)
-    ort_engine._onnxruntime.cache_clear()
-    yield monkeypatch
-    ort_engine._onnxruntime.cache_clear()
+    return monkeypatch
 
 
 def test_a_missing_package_is_told_at_open(without_onnxruntime, capsys, tmp_path):

@@ -532,6 +532,99 @@ def test_missing_source(tmp_path: Path) -> None:
         write_quantized(tmp_path / "model.onnx")
 
 
+@pytest.fixture
+def cached(source: Path, tmp_path: Path):
+    """The small model as the hub's client leaves it: a pin with a repository, links into blobs; and its environment."""
+    files = {name: (source.parent / name).read_bytes() for name in ("model.onnx", "tokenizer.json")}
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    snapshot = repository / "snapshots" / ("ab" * 20)
+    for path, name in (("onnx/model.onnx", "model.onnx"), ("tokenizer.json", "tokenizer.json")):
+        blob = repository / "blobs" / sha256(files[name])
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(files[name])
+        (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / path).symlink_to(os.path.relpath(blob, (snapshot / path).parent))
+    lines = f'id = "tiny"\nrepository = "owner/tiny"\nrevision = "{"ab" * 20}"'
+    text = (source.parent / "models.lock").read_text(encoding="utf-8").replace('id = "tiny"', lines)
+    lock = parse_lock(text.replace('path = "model.onnx"', 'path = "onnx/model.onnx"'))
+    return snapshot, lock, {"HF_HUB_CACHE": str(tmp_path / "hub"), "MINICE_HOME": str(tmp_path / "home")}
+
+
+def test_the_int8_file_of_a_cached_model_goes_into_minices_own_folder(cached, tmp_path: Path) -> None:
+    # FR 142
+    snapshot, lock, environ = cached
+    cache = tmp_path / "hub"
+    before = sorted(str(path) for path in cache.rglob("*"))
+    for path in snapshot.rglob("*.*"):
+        path.chmod(0o444)
+    found = find_source("tiny", environ=environ, lock=lock)
+    target = tmp_path / "home" / "tiny" / "onnx" / "model.int8.onnx"
+    assert (found.path, found.target) == (snapshot / "onnx" / "model.onnx", target)
+    assert found.tokenizer == tiny_tokenizer()
+    written = write_quantized(found.path, expected=found.expected, target=found.target)
+    assert (written.path, written.receipt_path) == (target, target.with_name("model.int8.onnx.json"))
+    assert sorted(str(path) for path in cache.rglob("*")) == before
+    files = open_model(lock.find("tiny"), precision="int8", environ=environ)
+    assert files.model == written.model.data
+    assert files.paths["model"] == str(target)
+    assert verify_deep(lock.find("tiny"), environ=environ).matches
+
+
+def test_a_cached_source_is_the_snapshot_whose_bytes_match(cached, source: Path) -> None:
+    snapshot, lock, environ = cached
+    other = snapshot.parent / ("cd" * 20) / "onnx" / "model.onnx"
+    other.parent.mkdir(parents=True)
+    shutil.copy(source, other)
+    model = snapshot / "onnx" / "model.onnx"
+    model.unlink()
+    model.write_bytes(source.read_bytes()[::-1])
+    assert find_source("tiny", environ=environ, lock=lock).path == other
+    other.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"Not taken from that cache: .*sha256 mismatch in") as caught:
+        find_source("tiny", environ=environ, lock=lock)
+    assert caught.value.message.endswith("Run: minice fetch tiny && minice quantize tiny")
+
+
+def test_a_path_into_the_cache_is_not_written_beside(cached, tmp_path: Path) -> None:
+    snapshot, lock, environ = cached
+    (tmp_path / "link").symlink_to(snapshot)
+    for target in (snapshot, snapshot / "onnx" / "model.onnx", tmp_path / "link"):
+        with pytest.raises(ConfigError, match="it lies in the hub's cache, which minice does not write to"):
+            find_source(target, environ=environ, lock=lock)
+    assert find_source(snapshot, environ={"HF_HUB_CACHE": str(tmp_path / "another")}, lock=lock)
+
+
+def test_a_pointer_is_named_as_one(source: Path) -> None:
+    # FR 140
+    source.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 140\n")
+    for act in (write_quantized, lambda path: write_quantized(find_source(path.parent).path)):
+        with pytest.raises(InputError, match="is a Git LFS pointer of 66 bytes and not the file that it stands for"):
+            act(source)
+
+
+def test_a_file_without_its_receipt_is_taken_away_again(source: Path, monkeypatch) -> None:
+    # FR 130
+    from minice.artifacts import quantize
+
+    real = quantize._write
+
+    def full(path: Path, data: bytes, mode: int) -> None:
+        if path.name.endswith(".json"):
+            raise InputError("cannot write: No space left on device", where="source")
+        real(path, data, mode)
+
+    monkeypatch.setattr(quantize, "_write", full)
+    with pytest.raises(InputError, match="No space left"):
+        write_quantized(source)
+    assert names(source) == {"model.onnx", "tokenizer.json", "models.lock"}
+    monkeypatch.undo()
+    write_quantized(source)
+    monkeypatch.setattr(quantize, "_write", full)
+    with pytest.raises(InputError, match="No space left"):
+        write_quantized(source)
+    assert open_model(tiny_pin(source), model_dir=source.parent, precision="int8", environ={})  # as it was
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
 def test_who_may_read_the_source_may_read_the_result(source: Path) -> None:
     source.chmod(0o640)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minice.artifacts import store
-from minice.artifacts.lock import FilePin, Lock, ModelPin, shipped_lock
+from minice.artifacts.lock import FilePin, Lock, ModelPin, format_lock, shipped_lock
 from minice.artifacts.receipt import Digest, Receipt, format_receipt
 from minice.artifacts.store import inspect, locate, not_on_disk, open_model, read_unpinned, setting
 from minice.errors import ConfigError, InputError, IntegrityError, ModelNotFoundError
@@ -306,13 +306,26 @@ def test_missing(tmp_path: Path) -> None:
     assert error.message == (
         "not on disk: no 'onnx/model.onnx' or 'model.onnx' and no 'tokenizer.json' in "
         f"{str(tmp_path)!r} (model_dir or --model-dir names it, so no other place is searched). "
-        f"Put onnx/model.onnx (140 bytes, sha256 {sha256(MODEL)[:8]}...) and tokenizer.json (13 bytes, sha256 "
-        f"{sha256(TOKENIZER)[:8]}...) into {str(tmp_path)!r}, as published in owner/published at revision "
-        f"{'ab' * 20}. Run: mkdir -p {tmp_path} && cp model.onnx tokenizer.json {tmp_path}/ && "
-        f"minice verify published --model-dir {tmp_path}"
+        f"Without a network, put onnx/model.onnx (140 bytes, sha256 {sha256(MODEL)[:8]}...) and tokenizer.json (13 "
+        f"bytes, sha256 {sha256(TOKENIZER)[:8]}...) into {str(tmp_path)!r}, as published in owner/published at "
+        f"revision {'ab' * 20}; else minice gets them. Run: minice fetch published --model-dir {tmp_path}"
     )
-    home = refused(ModelNotFoundError, None, environ={"MINICE_HOME": str(tmp_path)})
-    assert f"in {str(tmp_path / 'published')!r} (MINICE_HOME). Put" in home.message
+    environ = {"MINICE_HOME": str(tmp_path), "HF_HUB_CACHE": "/cache"}
+    home = refused(ModelNotFoundError, None, environ=environ)
+    assert f"in {str(tmp_path / 'published')!r} (MINICE_HOME) or the hub's cache '/cache' (HF_HUB_CACHE). " in (
+        home.message
+    )
+    assert home.message.endswith("; else minice gets them. Run: minice fetch published")
+
+
+def test_missing_model_that_nothing_is_published_of(tmp_path: Path) -> None:
+    error = refused(ModelNotFoundError, None, ANOTHER, environ={"MINICE_HOME": str(tmp_path)})
+    place = tmp_path / "another"
+    assert error.message == (
+        f"not on disk: no 'model.onnx' and no 'tokenizer.json' in {str(place)!r} (MINICE_HOME). Put model.onnx (29 "
+        f"bytes, sha256 {sha256(OTHER)[:8]}...) and tokenizer.json (13 bytes, sha256 {sha256(TOKENIZER)[:8]}...) into "
+        f"{str(place)!r}. Run: mkdir -p {place} && cp model.onnx tokenizer.json {place}/ && minice verify another"
+    )
 
 
 def test_missing_folder(tmp_path: Path) -> None:
@@ -329,13 +342,16 @@ def test_only_what_is_used_must_be_there(flat: Path) -> None:
     assert opened(flat, needed).model == MODEL
     (flat / "model.onnx").unlink()
     # But the command that puts the model in place ends in a check of everything.
+    needed = dataclasses.replace(needed, repository=None, revision=None)
     assert f"&& cp model.onnx config.json {flat}/ &&" in refused(ModelNotFoundError, flat, needed).message
 
 
 def test_a_folder_is_quoted_for_the_shell(tmp_path: Path) -> None:
-    message = refused(ModelNotFoundError, tmp_path / "my models").message
     folder = f"'{tmp_path / 'my models'}'"
+    message = refused(ModelNotFoundError, tmp_path / "my models", ANOTHER).message
     assert f"Run: mkdir -p {folder} && cp model.onnx tokenizer.json {folder}/ &&" in message
+    message = refused(ModelNotFoundError, tmp_path / "my models").message
+    assert message.endswith(f"Run: minice fetch published --model-dir {folder}")
 
 
 def bad_model(flat: Path, data: bytes) -> str:
@@ -348,11 +364,16 @@ def bad_model(flat: Path, data: bytes) -> str:
 def test_truncated(flat: Path) -> None:
     # FR 130
     assert bad_model(flat, MODEL[:-1]) == (
-        f"{str(flat / 'model.onnx')!r} is truncated or another file: expected 140 bytes, got 139. Replace it by "
-        f"onnx/model.onnx (140 bytes, sha256 {sha256(MODEL)[:8]}...), as published in owner/published at revision "
-        f"{'ab' * 20}"
+        f"{str(flat / 'model.onnx')!r} is truncated or another file: expected 140 bytes, got 139. Run: minice "
+        f"fetch published --model-dir {flat}"
     )
     assert "is truncated or another file: expected 140 bytes, got 0. " in bad_model(flat, b"")
+
+
+def test_a_bad_file_that_nothing_is_published_of(flat: Path) -> None:
+    write(flat, {"model.onnx": b"x" * 29})
+    message = refused(IntegrityError, flat, ANOTHER).message
+    assert message.endswith(f". Replace it by model.onnx (29 bytes, sha256 {sha256(OTHER)[:8]}...)")
 
 
 def test_too_long(flat: Path) -> None:
@@ -743,8 +764,8 @@ def test_missing_int8_says_how_it_is_made(flat: Path, tmp_path: Path) -> None:
     assert f"run: minice quantize {flat}" in message
     environ = {"MINICE_HOME": str(tmp_path)}
     message = refused(ModelNotFoundError, None, precision="int8", environ=environ).message
-    assert message.endswith("&& minice quantize published")
-    assert "Put onnx/model.onnx (140 bytes" in message
+    assert message.endswith("Run: minice fetch published && minice quantize published")
+    assert "put onnx/model.onnx (140 bytes" in message
     assert "and tokenizer.json (13 bytes" in message
 
 
@@ -814,7 +835,7 @@ def test_reports_never_raise(tmp_path: Path, report) -> None:
     }
     assert not missing[0].good
     assert missing[0].message.startswith(f"{str(tmp_path / 'nowhere')!r}, named by model_dir or --model-dir, does not ")
-    assert ". Put onnx/model.onnx (140 bytes" in missing[0].message
+    assert ". Without a network, put onnx/model.onnx (140 bytes" in missing[0].message
     tried = report(PIN, model_dir=tmp_path, environ={})[0].message
     assert tried.startswith(f"no 'onnx/model.onnx' or 'model.onnx' in {str(tmp_path)!r} (")
     (tmp_path / "loop").symlink_to("loop")
@@ -858,6 +879,43 @@ def test_read_unpinned(tmp_path: Path) -> None:
     for name in ("", "nothing.onnx"):
         with pytest.raises(InputError):
             read_unpinned(tmp_path / name)
+
+
+def test_a_pointer_that_is_named_by_its_path(tmp_path: Path) -> None:
+    # FR 140: nothing says how long the file should be, and it is no model all the same
+    write(tmp_path, {"model.onnx": POINTER, "long": POINTER.ljust(1025)})
+    with pytest.raises(InputError) as caught:
+        read_unpinned(tmp_path / "model.onnx")
+    assert caught.value.message == (
+        f"{str(tmp_path / 'model.onnx')!r} is a Git LFS pointer of {len(POINTER)} bytes and not the file that it "
+        "stands for; git lfs pull gets that where it came from"
+    )
+    assert len(read_unpinned(tmp_path / "long")) == 1025
+
+
+def test_messages_point_to_the_pins_of_the_environment(tmp_path: Path, monkeypatch) -> None:
+    """Without a lock, the other models are those of MINICE_LOCK in the environment that was given."""
+    monkeypatch.delenv("MINICE_LOCK", raising=False)
+    lock = tmp_path / "my.lock"
+    lock.write_text(format_lock(Lock(models=(ANOTHER,))), encoding="utf-8")
+    folder = write(tmp_path / "folder", {"model.onnx": OTHER, "tokenizer.json": TOKENIZER})
+    hint = "That folder holds another model, 'another' in fp32: name that one to use it"
+    for environ, expected in (({"MINICE_LOCK": str(lock)}, True), ({}, False)):
+        with pytest.raises(ModelNotFoundError) as caught:
+            open_model(TWO, model_dir=folder, environ=environ)
+        assert caught.value.message.endswith(hint) is expected
+        report = inspect(TWO, model_dir=folder, environ=environ)[0]
+        assert report.message.endswith(hint) is expected
+
+
+def test_scheme_of_a_pinned_file(flat: Path) -> None:
+    """What a pin says of how weights are stored is what is told; without a word it is minice's own rounding."""
+    write(flat, {"model.int8.onnx": INT8})
+    model, *others = TWO.files
+    for scheme, told in ((None, "int8-weight-only/1"), ("int8-dynamic", "int8-dynamic")):
+        pin = dataclasses.replace(TWO, files=(dataclasses.replace(model, scheme=scheme), *others))
+        assert opened(flat, pin).scheme == told
+        assert opened(flat, pin, precision="fp32").scheme == "fp32"
 
 
 def test_files_stay_as_they_were(quantized: Path) -> None:
