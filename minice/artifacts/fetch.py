@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -335,7 +336,7 @@ class _Client:
 
     @property
     def _shown_endpoint(self) -> str:
-        return _public(self._endpoint)
+        return _shown(self._endpoint)
 
     @property
     def _by_hand(self) -> str:
@@ -372,7 +373,7 @@ def _offline(name: str, state: str) -> ConfigError:
 
 def _import_hub() -> Any:
     """Import the client and what locks folders, quietly."""
-    with warnings.catch_warnings():
+    with _settings_of_the_process, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import filelock  # noqa: F401
@@ -400,19 +401,40 @@ def _endpoint(environ: Mapping[str, str], hub: Any) -> str:
     endpoint = given.strip().rstrip("/")
     try:
         parts = urlsplit(endpoint)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port  # a bad one is noticed when it is asked for
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
     except ValueError:
         good = False
     if not good:
         raise ConfigError(
-            f"expected an address such as https://hub.example, got {_public(given)!r}", where="HF_ENDPOINT"
+            "expected an address such as https://hub.example, without a query; got something else, which is not "
+            "shown because it may hold a password",
+            where="HF_ENDPOINT",
         )
     return endpoint
 
 
+def _shown(endpoint: str) -> str:
+    """An endpoint without user name and password."""
+    parts = urlsplit(endpoint)
+    host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port is not None else ''}{parts.path}"
+
+
 @contextmanager
 def _quiet(hub: Any, *, progress: bool, retrying: Callable[[], None]) -> Iterator[None]:
-    """Keep the client's warnings, log lines and, unless wanted, bars off stderr; leave all as it was."""
+    """Keep the client's warnings, log lines and, unless wanted, bars off stderr; leave all as it was.
+
+    These are settings of the process: one download at a time changes them, and puts back what it found.
+    """
+    with _settings_of_the_process:
+        yield from _quietly(hub, progress=progress, retrying=retrying)
+
+
+_settings_of_the_process = threading.Lock()
+
+
+def _quietly(hub: Any, *, progress: bool, retrying: Callable[[], None]) -> Iterator[None]:
     logger = logging.getLogger("huggingface_hub")
     handlers = logger.handlers
     bars = not progress and not hub.utils.are_progress_bars_disabled()

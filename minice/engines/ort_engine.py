@@ -7,8 +7,11 @@ which almost none are padding. A session without threads of its own also has non
 Array letters: B rows of a batch, T tokens of a padded row.
 """
 
+import atexit
 import os
+import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,12 +50,14 @@ _SESSION_ENTRIES: Final = {
 _FATAL_ONLY: Final = 4  # severity of what is logged; an error is raised as well, and stderr is the user's
 
 _INT32, _INT64 = 6, 7  # TensorProto.DataType
+_FLOATS: Final = (1, 10, 11)  # float32, float16, float64
 _INPUT_TYPES: Final[dict[int, "np.dtype[Any]"]] = {_INT32: np.dtype(np.int32), _INT64: np.dtype(np.int64)}
 _INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
 _FUSED_EMBEDDINGS: Final = ("EmbedLayerNormalization", "QEmbedLayerNormalization")
 
-# Rounding of activations to integers by the range of a whole batch: a logit then depends on its neighbours.
-_BATCH_WIDE: Final = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
+# Operators that round activations to integers: by the range of the whole batch, so that a logit depends on its
+# neighbours, or by a fixed one, and then a last bit that differs between batches can still flip a rounding.
+_ROUNDING: Final = re.compile("DynamicQuantize.*|QuantizeLinear|QLinear.*|Q(Attention|Gemm)|(MatMul|Conv)Integer.*")
 
 # What lies between a stored table and the rows that are picked from it, or between an input and its use as an index.
 _DECODING: Final = ("DequantizeLinear", "Cast", "Mul", "Identity")
@@ -87,7 +92,7 @@ class OrtEngine:
         self._output = _checked_output(graph)
         self.vocabulary = _vocabulary(graph)
         self.positions = _positions(graph)
-        self._batch_wide = sorted({node.op_type for node in graph.nodes} & set(_BATCH_WIDE))
+        self._rounding = sorted({node.op_type for node in graph.nodes if _ROUNDING.fullmatch(node.op_type)})
         self._model = model
         self._session = _open_session(model)
         self._workers = Workers(self.threads)
@@ -140,8 +145,8 @@ class OrtEngine:
             # Padding takes other paths through a kernel than no padding: equal to about 1e-6, not to the bit.
             "exact_across_batches": False,
             "exact_across_threads": False,
-            "scores_depend_on_batch": bool(self._batch_wide),
-            "batch_wide_operators": self._batch_wide,
+            "scores_depend_on_batch": bool(self._rounding),
+            "rounding_operators": self._rounding,
         }
 
     def close(self) -> None:
@@ -175,6 +180,8 @@ class OrtEngine:
     def _running_session(self) -> Iterator[Any]:
         """The session, counted as in use; opened again in a child that cannot use its parent's."""
         with self._lock:
+            if _exiting.is_set():
+                raise ScorerError("the interpreter is shutting down")
             if self._session is None:
                 self._session = _open_session(self._model)
             session = self._session
@@ -220,6 +227,11 @@ def _onnxruntime() -> Any:
             raise EngineUnavailableError(_INSTALL, where="engine") from None
         raise EngineUnavailableError(f"onnxruntime cannot be imported: {error}", where="engine") from error
     except ImportError as error:  # a library that it links to, or another NumPy than it was built for
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):  # Ctrl-C in the middle of it
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
         raise EngineUnavailableError(
             f"onnxruntime is installed and cannot be imported: {error}; install it again", where="engine"
         ) from error
@@ -289,6 +301,10 @@ def _checked_output(graph: OnnxModel) -> str:
     if len(outputs) != 1:
         names = ", ".join(value.name for value in graph.outputs)[:300]
         raise GraphError(f"expected one output, the logits, got {names}", where="graph.output")
+    if outputs[0].elem_type not in _FLOATS:
+        raise GraphError(
+            f"expected the logits as floating-point numbers, got ONNX type {outputs[0].elem_type}", where="graph.output"
+        )
     count = _declared_count(outputs[0])
     if count != 1:
         raise GraphError(f"expected one logit, got {count}", where="graph.output")
@@ -330,8 +346,13 @@ def _positions(graph: OnnxModel) -> int:
         if node.op_type == "Slice" and node.inputs:
             table = graph.initializers.get(_origin(node.inputs[0], producers, _DECODING))
             tables += [] if table is None else [table]
-    lengths: list[int] = [table.shape[-2] for table in tables if table.ndim in (2, 3) and table.shape[-1] == width]
-    return min([*lengths, LENGTH_LIMIT])
+    lengths: list[int] = [
+        table.shape[-2]
+        for table in tables
+        if table.ndim in (2, 3) and table.shape[-1] == width and table.dtype != np.int64  # which holds numbers of rows
+    ]
+    # The largest, because segments have such a table too.
+    return min(max(lengths, default=LENGTH_LIMIT), LENGTH_LIMIT)
 
 
 def _picks(graph: OnnxModel, producers: dict[str, Node]) -> Iterator[tuple[Array, str]]:
@@ -364,9 +385,20 @@ def _origin(name: str, producers: dict[str, Node], operators: tuple[str, ...]) -
     return name
 
 
-# --- forks -----------------------------------------------------------------------------------------------
+# --- forks and the end -----------------------------------------------------------------------------------
 
 _engines: "weakref.WeakSet[OrtEngine]" = weakref.WeakSet()
+_exiting = threading.Event()
+_LONGEST_EXIT_S: Final = 10.0
+
+
+@atexit.register
+def _finish_runs() -> None:
+    """Wait for batches that run: a thread that comes out of onnxruntime into a dead interpreter aborts the process."""
+    _exiting.set()
+    end = time.monotonic() + _LONGEST_EXIT_S
+    while any(engine._running for engine in list(_engines)) and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def _reset_in_child() -> None:

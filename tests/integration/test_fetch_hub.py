@@ -305,6 +305,32 @@ assert state() == before
     assert (code, err) == (0, "")  # a library says nothing of its own accord
 
 
+def test_fetches_in_several_threads_leave_the_process_as_it_was(place, hub):  # FR 151
+    hub.chunk, hub.pause_s = 5_000, 0.002
+    script = """
+import logging, os, sys, threading, warnings
+import huggingface_hub.file_download
+from dataclasses import replace
+from huggingface_hub.utils import are_progress_bars_disabled
+from minice.artifacts.fetch import fetch_model
+from minice.artifacts.lock import known_lock
+pin = known_lock().find("tiny")
+def state():
+    logger = logging.getLogger("huggingface_hub")
+    return list(logger.handlers), list(warnings.filters), are_progress_bars_disabled(), dict(os.environ)
+before, done = state(), []
+def fetch(number):
+    done.append(fetch_model(replace(pin, id=f"tiny{number}")).fetched)
+threads = [threading.Thread(target=fetch, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert done == [True] * 4, done
+assert state() == before
+"""
+    code, _, err = place.run(code=script)
+    assert (code, err) == (0, "")
+
+
 # --- bars ----------------------------------------------------------------------------------------------
 
 

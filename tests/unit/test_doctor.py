@@ -180,7 +180,11 @@ def test_files_of_the_model_in_use_are_hashed_and_others_are_located(run, folder
     assert (published["used"], published["status"]) == (False, "missing")
     assert tiny["searched"] == [{"path": str(folder), "decided_by": "MINICE_HOME"}]
     assert [place["decided_by"] for place in embedded["searched"]] == ["the package", "MINICE_HOME"]
-    assert [place["decided_by"] for place in published["searched"]] == ["MINICE_HOME", "the default of HF_HUB_CACHE", "the default of HF_HUB_CACHE"]
+    assert [place["decided_by"] for place in published["searched"]] == [
+        "MINICE_HOME",
+        "the default of HF_HUB_CACHE",
+        "the default of HF_HUB_CACHE",
+    ]
     file = one(tiny["files"], role="model")
     assert file["sha256"] == report["model"]["info"]["sha256"]
     assert file["path"] == report["model"]["info"]["paths"]["model"] == str(folder / "model.onnx")

@@ -232,11 +232,31 @@ def test_the_endpoint_is_the_variables_or_the_clients_default(given, expected):
     assert fetch._endpoint({} if given is None else {"HF_ENDPOINT": given}, HUB) == expected
 
 
-@pytest.mark.parametrize("given", ["mirror.example", "ftp://mirror.example", "http://", "http://[", "//mirror.example"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "mirror.example", "ftp://mirror.example", "http://", "http://[", "//mirror.example", "http://mirror.example:x",
+        "me:secret@mirror.example", "https://mirror.example/?token=secret", "https://mirror.example/#secret",
+        "https://me:secret/word@mirror.example:port",
+    ],
+)  # fmt: skip
 def test_an_endpoint_that_is_no_address_is_refused(given):
     with pytest.raises(ConfigError, match="expected an address") as caught:
         fetch._endpoint({"HF_ENDPOINT": given}, HUB)
     assert caught.value.where == "HF_ENDPOINT"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("https://me:secret@mirror.example:8080/hub", "https://mirror.example:8080/hub"),
+        ("https://me:se@cret@mirror.example", "https://mirror.example"),
+        ("http://[::1]:80", "http://[::1]:80"),
+    ],
+)
+def test_an_endpoint_is_shown_without_its_password(endpoint, shown):
+    assert fetch._shown(fetch._endpoint({"HF_ENDPOINT": endpoint}, HUB)) == shown
 
 
 def test_no_message_shows_what_is_secret_in_an_address():

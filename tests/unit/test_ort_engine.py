@@ -109,11 +109,26 @@ def test_info_says_when_scores_depend_on_the_batch(opened):  # FR 75
     engine = opened(graph("bert-dynamic-int8"), threads=1)
     info = engine.info()
     assert info["scores_depend_on_batch"] is True
-    assert info["batch_wide_operators"] == ["DynamicQuantizeLinear"]
+    assert info["rounding_operators"] == ["DynamicQuantizeLinear", "MatMulInteger"]
     pairs = some_pairs(40)
     one_by_one = np.concatenate([engine.logits([pair]) for pair in pairs])
     assert np.abs(engine.logits(pairs) - one_by_one).max() > 10 * LOGIT_ATOL  # so it is true
     np.testing.assert_allclose(one_by_one, alone(graph("bert-dynamic-int8"), pairs), rtol=0, atol=LOGIT_ATOL)
+
+
+def test_activations_that_are_rounded_to_a_fixed_range_are_told_too(opened):
+    def round_activations(proto):
+        for name, value in {"step": np.float32(0.05), "offset": np.int8(0)}.items():
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+        tanh = next(node for node in proto.graph.node if node.op_type == "Tanh")
+        tanh.input[0] = "rounded"
+        pooler = next(node for node in proto.graph.node if node.op_type == "Gemm")
+        place = list(proto.graph.node).index(pooler) + 1
+        proto.graph.node.insert(place, helper.make_node("QuantizeLinear", [pooler.output[0], "step", "offset"], ["q"]))
+        proto.graph.node.insert(place + 1, helper.make_node("DequantizeLinear", ["q", "step", "offset"], ["rounded"]))
+
+    info = opened(edited(round_activations)).info()
+    assert (info["scores_depend_on_batch"], info["rounding_operators"]) == (True, ["QuantizeLinear"])
 
 
 def test_quantized_weights_stay_weights(opened):
@@ -185,6 +200,30 @@ def test_positions_that_are_a_slice_of_a_table(opened):
     assert engine.positions == POSITIONS
     pairs = some_pairs(20)
     np.testing.assert_allclose(engine.logits(pairs), alone(tiny_onnx(), pairs), rtol=0, atol=LOGIT_ATOL)
+
+
+def test_segments_that_a_buffer_chooses_are_no_positions(opened):
+    def forget_segments(proto):
+        pick = next(node for node in proto.graph.node if "token_type_ids" in node.input)
+        pick.input[1] = "all_first"
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.zeros((1, POSITIONS), np.int64), "segment_buffer")
+        )
+        length = next(node for node in proto.graph.node if node.op_type == "Slice").input[2]
+        cut = helper.make_node("Slice", ["segment_buffer", "zero", length, "first"], ["all_first"])
+        proto.graph.node.insert(list(proto.graph.node).index(pick), cut)
+        for node in [node for node in proto.graph.node if length in node.output]:
+            proto.graph.node.remove(node)
+            proto.graph.node.insert(1, node)
+        del proto.graph.input[2]
+
+    engine = opened(edited(forget_segments))
+    assert engine.positions == POSITIONS
+
+
+def test_a_buffer_of_position_numbers_is_no_table(opened):
+    # As wide as it is long, it has the shape of one.
+    assert opened(tiny_onnx(hidden=POSITIONS)).positions == POSITIONS
 
 
 def test_no_position_table_is_no_limit_of_the_model(opened):
@@ -276,6 +315,19 @@ def rename_input(proto):
     proto.graph.input[0].name = "ids"
 
 
+def give_integers(proto):
+    proto.graph.node[-1].output[0] = "column"
+    proto.graph.node.append(helper.make_node("Cast", ["column"], ["logits"], to=TensorProto.INT64))
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+
+
+def give_a_sequence(proto):
+    proto.graph.node[-1].output[0] = "column"
+    proto.graph.node.append(helper.make_node("SequenceConstruct", ["column"], ["logits"]))
+    value = helper.make_tensor_sequence_value_info("logits", TensorProto.FLOAT, None)
+    proto.graph.output[0].CopyFrom(value)
+
+
 def fix_length(proto):
     proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 32
 
@@ -303,6 +355,8 @@ def fails_when_run(proto):
     ("change", "message"),
     [
         (rename_input, "expected the inputs input_ids, attention_mask, token_type_ids, got ids"),
+        (give_integers, "as floating-point numbers, got ONNX type 7"),
+        (give_a_sequence, "as floating-point numbers"),
         (fix_length, "two dimensions of any size"),
         (ask_for_floats, "as int64 or int32"),
         (no_table, "embeddings that input_ids picks from"),
@@ -379,6 +433,33 @@ def test_a_broken_package(without_onnxruntime):
     without_onnxruntime.setitem(sys.modules, "onnxruntime", None)  # its import fails
     with pytest.raises(EngineUnavailableError, match="onnxruntime"):
         OrtEngine(tiny_onnx())
+
+
+def test_ctrl_c_during_the_import_is_ctrl_c(without_onnxruntime, tmp_path):
+    (tmp_path / "onnxruntime.py").write_text(
+        "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt as cause:\n    raise ImportError from cause\n"
+    )
+    without_onnxruntime.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        OrtEngine(tiny_onnx())
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onnxruntime"])
+def test_a_daemon_thread_that_scores_does_not_abort_the_end(engine):
+    code = """
+import sys, threading, time
+from minice import CrossEncoder
+encoder = CrossEncoder.open(engine=sys.argv[1], threads=2)
+passages = ["bread needs flour " * (i % 20 + 1) for i in range(60)]
+encoder.score("how to bake", passages)
+def busy():
+    while True:
+        encoder.score("how to bake", passages)
+threading.Thread(target=busy, daemon=True).start()
+time.sleep(0.2)
+"""
+    done = run_python(code, engine)
+    assert done.returncode == 0, done.stderr
 
 
 # --- settings, threads, memory, forks ------------------------------------------------------------------
