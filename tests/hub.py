@@ -34,7 +34,8 @@ class Fault:
         status: Answer HEAD and GET of the hub with it.
         headers: Of that answer; ``X-Error-Code`` tells kinds of 404 apart.
         body: Of a GET that is answered: "truncated" (the connection ends early), "stalled" (it does not end, nothing
-            more comes), "reset", "wrong" (as many other bytes), "held" (the rest comes when ``released`` is set).
+            more comes), "endless" (it goes on and on), "reset", "wrong" (as many other bytes), "held" (the rest comes
+            when ``released`` is set).
         after: How many bytes are right.
         times: How often; None is always.
     """
@@ -197,12 +198,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if asked else 200)
         if asked:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        for key, value in {**headers, "Accept-Ranges": "bytes", "Content-Length": str(len(data) - start)}.items():
+        fault = self.server.hub.faults.get(name)
+        endless = self.command == "GET" and fault is not None and fault.body == "endless"
+        length = 10**12 if endless else len(data) - start
+        for key, value in {**headers, "Accept-Ranges": "bytes", "Content-Length": str(length)}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        fault = self.server.hub.faults.get(name)
+        while endless and not self.server.hub.closing.is_set():
+            self._send(bytes(1 << 20))
         if fault is None or fault.body is None or not fault.strike():
             self._send(data[start:])
             return

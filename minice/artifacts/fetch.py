@@ -7,6 +7,7 @@ looks into it.
 """
 
 import errno
+import inspect as inspection
 import logging
 import os
 import re
@@ -27,13 +28,27 @@ from minice.artifacts.environment import setting
 from minice.artifacts.lock import FilePin, Lock, ModelPin, known_lock
 from minice.artifacts.receipt import Digest
 from minice.artifacts.store import FileReport, inspect, install_folder, read_unpinned
-from minice.errors import ConfigError, EngineUnavailableError, InputError, IntegrityError, ModelNotFoundError
+from minice.errors import (
+    ConfigError,
+    EngineUnavailableError,
+    InputError,
+    IntegrityError,
+    MiniceError,
+    ModelNotFoundError,
+)
 
 _TRUE: Final = ("1", "ON", "YES", "TRUE")  # as the hub's client reads its switches
 # A full disk, a used-up quota, a limit on the size of one file.
 _NO_ROOM: Final = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name))
 
+_ANSWER_S: Final = 10  # seconds that an endpoint has for its first answer
+_SLACK: Final = 1 << 20  # bytes
+
 Say = Callable[[str], None]
+
+
+class _TooLong(Exception):
+    """A body goes on beyond the size that is pinned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,11 +247,25 @@ def _install(temporary: Path, folder: Path, files: Sequence[FilePin]) -> None:
         staged.rename(folder)
         _sync(folder.parent)
         return
+    for file in files:  # before anything is moved
+        _check_target(folder, file)
     for file in sorted(files, key=lambda file: file.role == "model"):
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         (staged / file.path).replace(target)
         _sync(target.parent)
+
+
+def _check_target(folder: Path, file: FilePin) -> None:
+    """Refuse a place that the file cannot take: a folder of its name, or a way there that leaves the model's folder."""
+    target = folder / file.path
+    if target.is_dir() and not target.is_symlink():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    around = Path(os.path.realpath(target.parent))
+    if not around.is_relative_to(os.path.realpath(folder)):
+        raise OSError(errno.EXDEV, f"a link leads out of the model's folder, to {str(around)!r}", str(target.parent))
+    if os.path.lexists(around) and not around.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target.parent))
 
 
 def _sync(path: Path) -> None:
@@ -284,25 +313,67 @@ class _Client:
             verified.parent.mkdir(parents=True, exist_ok=True)
             path.rename(verified)  # away from what the client notes about its downloads
 
+    def _greet(self, file: FilePin) -> None:
+        """Ask for a file's head once: of an endpoint that says nothing, the client itself asks for minutes."""
+        with self._asking(file):
+            url = self._hub.hf_hub_url(
+                self._pin.repository, file.path, revision=self._pin.revision, endpoint=self._endpoint
+            )
+            size = self._hub.get_hf_file_metadata(url, timeout=_ANSWER_S).size
+        if size is not None and size != file.size:
+            raise IntegrityError(
+                f"what {self._shown_endpoint} has as {file.path!r} of {self._source} is not what is pinned: expected "
+                f"{file.size:,} bytes, got {size:,}. Nothing was downloaded; {self._by_hand}",
+                where=self._pin.id,
+            )
+
     def _download(self, file: FilePin, temporary: Path) -> Path:
+        with self._asking(file):
+            path: str = self._hub.hf_hub_download(
+                repo_id=self._pin.repository,
+                filename=file.path,
+                revision=self._pin.revision,
+                endpoint=self._endpoint,
+                local_dir=temporary / "download",
+                # The store has looked into the real one; a bad file there must not be copied again and again.
+                cache_dir=temporary / "cache",
+                library_name="minice",
+                library_version=__version__,
+                **self._bounded(file),
+            )
+        return Path(path)
+
+    def _bounded(self, file: FilePin) -> dict[str, Any]:
+        """Make the client stop at a body that does not end, where it lets us watch."""
+        if "tqdm_class" not in inspection.signature(self._hub.hf_hub_download).parameters:
+            return {}
+        most = 2 * file.size + _SLACK  # what is resumed is counted again
+
+        class Bounded(self._hub.utils.tqdm):  # type: ignore[misc, name-defined]  # it has no types
+            seen = 0
+
+            def update(self, n: float | None = 1) -> bool | None:
+                Bounded.seen += int(n or 0)
+                if Bounded.seen > most:
+                    raise _TooLong(f"it sends more than the {file.size:,} bytes that are pinned")
+                drawn: bool | None = super().update(n)
+                return drawn
+
+        return {"tqdm_class": Bounded}
+
+    @contextmanager
+    def _asking(self, file: FilePin) -> Iterator[None]:
+        """Keep the client quiet, and tell what it raises in our words."""
         try:
             with _quiet(self._hub, progress=self._progress, retrying=lambda: self._say(f"{file.path}: trying again")):
-                path: str = self._hub.hf_hub_download(
-                    repo_id=self._pin.repository,
-                    filename=file.path,
-                    revision=self._pin.revision,
-                    endpoint=self._endpoint,
-                    local_dir=temporary / "download",
-                    # The store has looked into the real one; a bad file there must not be copied again and again.
-                    cache_dir=temporary / "cache",
-                    library_name="minice",
-                    library_version=__version__,
-                )
-        except _failures(self._hub) as error:
+                yield
+        except (MiniceError, KeyboardInterrupt):
+            raise
+        # Whatever the client and the libraries that it connects by raise, and they differ from version to version.
+        except Exception as error:
             if _is_full(error):
                 raise
             raise self._failure(file, error) from error
-        return Path(path)
 
     def _verify(self, file: FilePin, path: Path) -> None:
         try:
@@ -471,12 +542,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.append(cause)
         yield cause
         cause = cause.__cause__ or cause.__context__
-
-
-def _failures(hub: Any) -> tuple[type[Exception], ...]:
-    """All that the client raises when it fails; the library that it connects by depends on its version."""
-    transport = [kind for kind in hub.utils.HfHubHTTPError.__mro__ if kind not in (Exception, BaseException, object)]
-    return (*transport, OSError, RuntimeError, ValueError)
 
 
 def _is_full(error: BaseException) -> bool:

@@ -548,8 +548,8 @@ def _is_named(pin: Json) -> bool:
 def _masked(value: Any) -> Any:
     """Take out of every URL, wherever it stands, what its owner may want to keep: user, password, query."""
     if isinstance(value, str):
-        bare = re.sub(r"(?<=://)[^\s'\"]*@", "***@", value)
-        return re.sub(r"(://[^\s'\"?]*\?)[^\s'\"]+", r"\1***", bare)
+        bare = re.sub(r"(?<=//)[^\n]*@", "***@", value)
+        return re.sub(r"(//[^\s'\"?#]*[?#])[^\s'\"]+", r"\1***", bare)
     if isinstance(value, dict):
         return {key: _masked(item) for key, item in value.items()}
     return [_masked(item) for item in value] if isinstance(value, list | tuple) else value

@@ -235,6 +235,13 @@ def _onnxruntime() -> Any:
         raise EngineUnavailableError(
             f"onnxruntime is installed and cannot be imported: {error}; install it again", where="engine"
         ) from error
+    except (RuntimeError, AttributeError, OSError) as error:  # what half an installation does
+        raise EngineUnavailableError(
+            f"onnxruntime is installed and cannot be imported: {type(error).__name__}: {error}; install it again",
+            where="engine",
+        ) from error
+    if not hasattr(onnxruntime, "InferenceSession"):  # a folder that an uninstallation left behind
+        raise EngineUnavailableError(_INSTALL, where="engine")
     return onnxruntime
 
 

@@ -18,7 +18,7 @@ from hub import LARGE, REVISION, SIGNATURE, Fault, Hub, closed_address, silent_a
 
 from minice.artifacts.lock import FilePin, Lock, ModelPin, format_lock
 from minice.artifacts.store import open_model
-from minice.errors import ModelNotFoundError
+from minice.errors import IntegrityError, ModelNotFoundError
 from minice.scores import ScoreScale
 
 pytest.importorskip("huggingface_hub", reason="minice fetch needs huggingface_hub")
@@ -465,6 +465,36 @@ def test_an_endpoint_that_is_not_reached_is_named(place, address):
     assert place.there() == []
 
 
+def test_a_body_without_end_is_given_up(place, hub):
+    import inspect
+
+    from huggingface_hub import hf_hub_download
+
+    if "tqdm_class" not in inspect.signature(hf_hub_download).parameters:
+        pytest.skip("this client lets nobody watch a download")
+    hub.faults[MODEL] = Fault(body="endless")
+    code, _, err = place.fetch()
+    assert code == ModelNotFoundError.exit_code
+    assert f"it sends more than the {len(FILES[MODEL]):,} bytes that are pinned" in err
+    assert place.there() == []
+
+
+def test_a_file_of_another_size_is_not_downloaded(place, hub):
+    hub.repositories = {REPOSITORY: FILES | {MODEL: FILES[MODEL] + b"more"}}
+    code, _, err = place.fetch()
+    assert code == IntegrityError.exit_code
+    assert "is not what is pinned: expected 200,000 bytes, got 200,004. Nothing was downloaded" in err
+    assert hub.asked("GET") == []
+    assert place.there() == []
+
+
+def test_a_proxy_that_the_client_cannot_use_is_an_error_of_ours(place):
+    code, _, err = place.fetch(ALL_PROXY="socks5://127.0.0.1:1", NO_PROXY="")
+    assert code == ModelNotFoundError.exit_code
+    assert "Traceback" not in err
+    assert place.there() == []
+
+
 def test_a_disk_that_fills_up_leaves_nothing(place):
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n" + DRIVER
     pytest.importorskip("resource", reason="needs limits on the size of a file")
@@ -531,14 +561,15 @@ def test_what_a_link_stands_for_is_left_alone(place):
     assert place.complete()
 
 
-def test_a_folder_that_is_a_link_is_an_error_after_all(place):
+def test_a_folder_that_is_a_link_is_not_followed(place):
     (place.root / "elsewhere").mkdir()
     place.folder.mkdir(parents=True)
     (place.folder / "onnx").symlink_to(place.root / "elsewhere")
     code, _, err = place.fetch()
-    assert code == 5
-    assert "was fetched, but" in err
-    assert "leaves its folder" in err
+    assert code == ModelNotFoundError.exit_code
+    assert "a link leads out of the model's folder" in err
+    assert list((place.root / "elsewhere").iterdir()) == []
+    assert list(place.folder.iterdir()) == [place.folder / "onnx"]  # nor was anything else moved
 
 
 def test_a_folder_in_the_way_is_an_error_of_ours(place):
@@ -548,6 +579,7 @@ def test_a_folder_in_the_way_is_an_error_of_ours(place):
     assert f"cannot write {str(place.folder / MODEL)!r}" in err or f"{MODEL}'" in err
     assert "Traceback" not in err
     assert [name for name in place.there() if "fetch" in name] == []
+    assert not (place.folder / "config.json").exists()  # looked at before anything is moved
 
 
 # --- two at once, and the end of a process -------------------------------------------------------------
@@ -626,7 +658,7 @@ import filelock, huggingface_hub.file_download
 from minice.artifacts.fetch import fetch_model
 from minice.artifacts.lock import known_lock
 from minice.artifacts.store import open_model
-from minice.errors import ModelNotFoundError
+from minice.errors import IntegrityError, ModelNotFoundError
 
 moments, seed = int(sys.argv[1]), int(sys.argv[2])
 pin, home = known_lock().find("tiny"), Path(os.environ["MINICE_HOME"])

@@ -517,6 +517,9 @@ def test_secrets_stay_where_they_are(run, folder, monkeypatch):
         f"https://me:{secret}@mirror.example/hf",
         f"https://me:{secret}/{secret}@mirror.example/hf",
         f"me:{secret}@mirror.example/hf",
+        f"//me:{secret}@mirror.example/hf",
+        f"https://me:it's {secret}@mirror.example/hf",
+        f"https://mirror.example/hf#{secret}",
         f"https://mirror.example/hf?token={secret}",
     ):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)

@@ -435,6 +435,14 @@ def test_a_broken_package(without_onnxruntime):
         OrtEngine(tiny_onnx())
 
 
+@pytest.mark.parametrize("code", ["raise RuntimeError('half')", "raise ImportError('libonnx')", "", "import gone.away"])
+def test_half_an_installation(without_onnxruntime, tmp_path, code):
+    (tmp_path / "onnxruntime.py").write_text(code)
+    without_onnxruntime.syspath_prepend(tmp_path)
+    with pytest.raises(EngineUnavailableError, match="onnxruntime"):
+        OrtEngine(tiny_onnx())
+
+
 def test_ctrl_c_during_the_import_is_ctrl_c(without_onnxruntime, tmp_path):
     (tmp_path / "onnxruntime.py").write_text(
         "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt as cause:\n    raise ImportError from cause\n"
