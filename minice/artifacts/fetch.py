@@ -43,6 +43,7 @@ _NO_ROOM: Final = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "E
 
 _ANSWER_S: Final = 10  # seconds that an endpoint has for its first answer
 _SLACK: Final = 1 << 20  # bytes
+_LARGEST_POINTER: Final = 1024  # bytes
 
 Say = Callable[[str], None]
 
@@ -304,6 +305,7 @@ class _Client:
         if free < needed:
             raise OSError(errno.ENOSPC, f"{free:,} bytes are free", str(temporary))
         self._say(f"fetching {self._source} from {self._shown_endpoint} into {str(self._folder)!r}")
+        self._greet(max(files, key=lambda file: file.size))
         for file in sorted(files, key=lambda file: file.size):  # what may be refused is, before the long one
             self._say(f"{file.path}: {file.size:,} bytes")
             path = self._download(file, temporary)
@@ -319,8 +321,11 @@ class _Client:
             url = self._hub.hf_hub_url(
                 self._pin.repository, file.path, revision=self._pin.revision, endpoint=self._endpoint
             )
-            size = self._hub.get_hf_file_metadata(url, timeout=_ANSWER_S).size
-        if size is not None and size != file.size:
+            size = self._hub.get_hf_file_metadata(
+                url, timeout=_ANSWER_S, library_name="minice", library_version=__version__
+            ).size
+        # What is as small as a Git LFS pointer costs nothing, and is worth a look.
+        if size is not None and size != file.size and size > _LARGEST_POINTER:
             raise IntegrityError(
                 f"what {self._shown_endpoint} has as {file.path!r} of {self._source} is not what is pinned: expected "
                 f"{file.size:,} bytes, got {size:,}. Nothing was downloaded; {self._by_hand}",

@@ -484,7 +484,7 @@ def test_a_file_of_another_size_is_not_downloaded(place, hub):
     code, _, err = place.fetch()
     assert code == IntegrityError.exit_code
     assert "is not what is pinned: expected 200,000 bytes, got 200,004. Nothing was downloaded" in err
-    assert hub.asked("GET") == []
+    assert hub.asked("GET", "/resolve/") == []
     assert place.there() == []
 
 

@@ -200,6 +200,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told_from_a_broken_connection(enviro
         (options["local_dir"] / "part").write_bytes(b"part")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(client, "get_hf_file_metadata", lambda *_, **__: SimpleNamespace(size=None))
     monkeypatch.setattr(client, "hf_hub_download", fill)
     with pytest.raises(ModelNotFoundError, match=r"no room for them: 14 bytes .*No space left on device"):
         fetch_model(PIN, environ=environ, lock=LOCK)
