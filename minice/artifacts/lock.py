@@ -284,7 +284,7 @@ def parse_lock(text: str) -> Lock:
     """
     try:
         top = _Table(tomllib.loads(text), "")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number of thousands of digits
         raise LockError(f"not valid TOML: {error}") from error
     # The version goes first: in another version every other key may mean something else.
     version = top.integer("lock-version", least=1)

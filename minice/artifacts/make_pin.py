@@ -6,6 +6,7 @@ Nothing here opens a file or asks anybody; `minice lock` does, and shows what wa
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from minice.artifacts.receipt import SCHEME
 from minice.encoding.tokenizer import PairTokenizer
 from minice.engines.bert import recognize_bert
 from minice.engines.onnx_file import OnnxModel, read_onnx
+from minice.engines.signature import position_rows, vocabulary_rows
 from minice.errors import ConfigError, GraphError, InputError, LockError
 from minice.scores import ScoreScale
 
@@ -49,6 +51,7 @@ class GraphFacts:
         scheme: As in the lock; None for fp32.
         source: How that was told.
         positions: The longest pair it can read; None where that could not be told.
+        vocabulary: Token ids that it knows; None as ``positions``.
         probability: Whether it ends in a sigmoid, so that its numbers are no logits.
         refusal: Why the numpy engine cannot run it; empty if it can.
     """
@@ -57,6 +60,7 @@ class GraphFacts:
     scheme: str | None
     source: str
     positions: int | None
+    vocabulary: int | None
     probability: bool
     refusal: str
 
@@ -73,18 +77,24 @@ def read_graph(data: bytes) -> GraphFacts:
     """
     model = read_onnx(data)  # refuses external data
     _check_head(model)
-    refusal, positions, weight_only = "", None, False
+    refusal, weight_only = "", False
+    positions: int | None = None
+    vocabulary: int | None = None
     try:
         weights = recognize_bert(model)
-        positions, weight_only = len(weights.position_embeddings), weights.weight_scheme != "fp32"
+        positions, vocabulary = len(weights.position_embeddings), weights.vocabulary
+        weight_only = weights.weight_scheme != "fp32"
     except GraphError as error:
         refusal = str(error)
+        with suppress(GraphError):  # a graph of another form may still show its tables
+            positions, vocabulary = position_rows(model), vocabulary_rows(model)
     scheme, source = _scheme(model, weight_only=weight_only)
     return GraphFacts(
         precision="fp32" if scheme is None else "int8",
         scheme=scheme,
         source=source,
         positions=positions,
+        vocabulary=vocabulary,
         probability=_last_operator(model) == "Sigmoid",
         refusal=refusal,
     )
@@ -206,13 +216,18 @@ def _is_count(value: object, least: int) -> bool:
     return type(value) is int and value >= least  # true is no count, though bool is an int to Python
 
 
-def check_tokenizer(data: bytes) -> None:
-    """Make sure that minice can read with a tokenizer.json.
+def check_tokenizer(data: bytes, graph: GraphFacts) -> None:
+    """Make sure that minice can read with a tokenizer.json, and that the graph knows its ids.
 
     Raises:
         ConfigError: It cannot; says what was found.
     """
-    PairTokenizer.from_bytes(data)
+    size = PairTokenizer.from_bytes(data).vocabulary_size
+    if graph.vocabulary is not None and size > graph.vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {size} token ids, the graph's embedding table has {graph.vocabulary}; expected files "
+            "that belong together"
+        )
 
 
 def length_fact(graph: GraphFacts, config: ConfigFacts) -> Fact | None:
@@ -288,7 +303,7 @@ def _file(role: str, path: str, data: bytes, graph: GraphFacts) -> FilePin:
 
 
 def add_to_lock(text: str, pin: ModelPin) -> str:
-    """Return a lock's text with one more pin at the end; what stands in it already stays to the letter.
+    """Return a lock's text with one more pin at the end; nothing that stands in it already is rewritten.
 
     Args:
         text: A lock; empty makes a new one.
@@ -310,7 +325,8 @@ def add_to_lock(text: str, pin: ModelPin) -> str:
                 "of the file"
             )
     addition = format_lock(Lock(models=(pin,))).partition("\n")[2]
-    result = f"{text.rstrip()}\n{addition}"
+    end = "\r\n" if "\r\n" in text else "\n"
+    result = text.rstrip() + end + addition.replace("\n", end)
     if parse_lock(result).models != (*lock.models, pin):
         raise LockError("the pin cannot be added to this file as it is written; add it by hand")
     return result

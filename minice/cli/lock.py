@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -45,12 +45,13 @@ class _Value:
 def run(arguments: Arguments) -> int:
     """Read every file once, settle the values, print the lock."""
     from minice.artifacts.lock import Lock, format_lock
-    from minice.artifacts.make_pin import ConfigFacts, make_pin, read_config
+    from minice.artifacts.make_pin import ConfigFacts, check_tokenizer, make_pin, read_config
 
     _refuse_taken(arguments)
     folder = Path(local_path(arguments["dir"]))
     files = _read_files(folder, arguments["model_file"])
     graph = _graph(folder, files, arguments["precision"])
+    _within(folder, "tokenizer.json", lambda: check_tokenizer(files["tokenizer"][1], graph))
     config = ConfigFacts()
     if "config" in files:
         config = _within(folder, "config.json", lambda: read_config(files["config"][1]))
@@ -91,7 +92,6 @@ def _refuse_taken(arguments: Arguments) -> None:
 
 def _read_files(folder: Path, model_file: str | None) -> dict[str, tuple[str, bytes]]:
     """Role -> path in the folder and bytes, in the order of a lock."""
-    from minice.artifacts.make_pin import check_tokenizer
     from minice.artifacts.store import read_unpinned
 
     model = _model_path(folder, model_file)
@@ -102,7 +102,6 @@ def _read_files(folder: Path, model_file: str | None) -> dict[str, tuple[str, by
     empty = [path for path, data in files.values() if not data]
     if empty:
         raise InputError("it is empty", where=str(folder / empty[0]))
-    _within(folder, "tokenizer.json", lambda: check_tokenizer(files["tokenizer"][1]))
     return files
 
 
@@ -259,7 +258,31 @@ def _prompt(text: str) -> None:
 
 
 def _add(pin: "ModelPin", path: Path) -> None:
-    """Put the pin at the end of a lock, which is replaced as a whole or stays as it was."""
+    """Put the pin at the end of a lock, which is replaced as a whole or stays as it was; one process at a time."""
+    with _alone_in(Path(os.path.realpath(path)).parent):
+        _add_alone(pin, path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes of ours out of a folder, where the system can; it is the file in it that is replaced."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = None
+    with suppress(OSError):  # writing will say what is wrong with the folder
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _add_alone(pin: "ModelPin", path: Path) -> None:
     from minice.artifacts.lock import read_lock_text
     from minice.artifacts.make_pin import add_to_lock
 

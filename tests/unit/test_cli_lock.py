@@ -4,14 +4,16 @@ import io
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
 import pytest
-from conftest import GRAPHS, POSITIONS, tiny_onnx, tiny_tokenizer
+from conftest import GRAPHS, POSITIONS, run_python, tiny_onnx, tiny_tokenizer
 from onnx import TensorProto, helper
 
 from minice import cli
+from minice.artifacts import make_pin
 from minice.artifacts.lock import Lock, known_lock, parse_lock, shipped_lock
 from minice.artifacts.make_pin import add_to_lock, read_config, read_graph
 from minice.artifacts.store import open_model
@@ -164,9 +166,10 @@ def test_no_pin_after_an_interrupt(run, folder, tmp_path, monkeypatch) -> None:
     assert (code, out, (tmp_path / "my.lock").exists()) == (130, "", False)
 
 
-def test_what_nobody_says_is_an_error_that_names_every_option(run, folder) -> None:
+def test_what_nobody_says_is_an_error_that_names_every_option(run, folder, monkeypatch) -> None:
     (folder / "config.json").unlink()
     (folder / "onnx" / "model.onnx").write_bytes((GRAPHS / "bert-ort-fused.onnx").read_bytes())
+    monkeypatch.setattr(make_pin, "position_rows", lambda graph: None)  # as of one without such a table
     for more in ((), ("--yes",)):
         code, out, err = run(folder, "--id", "mine", *more)
         assert (code, out) == (2, "")
@@ -335,7 +338,7 @@ def test_a_graph_for_the_other_engine_is_pinned_with_the_reason(run, folder) -> 
     (folder / "onnx" / "model.onnx").write_bytes((GRAPHS / "bert-ort-fused.onnx").read_bytes())
     code, out, err = run(folder, "--id", "mine")
     assert code == 0
-    assert pin_of(out).max_length == 512  # all that is known is what config.json says
+    assert pin_of(out).max_length == POSITIONS  # the table is there in a form that the other engine runs
     assert "note: the numpy engine cannot run it, so it needs --engine onnxruntime: " in err
 
 
@@ -540,3 +543,29 @@ def test_a_bad_config_is_an_input_error() -> None:
     with pytest.raises(InputError) as caught:
         read_config(b"{")
     assert caught.value.where == "config.json"
+
+
+def test_a_tokenizer_with_more_ids_than_the_graph_knows_is_refused(run, folder) -> None:
+    (folder / "tokenizer.json").write_bytes(tiny_tokenizer(extra=2))
+    code, out, err = run(folder, "--id", "mine")
+    assert (code, out) == (2, "")
+    assert "the tokenizer has 66 token ids, the graph's embedding table has 64" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
+def test_pins_that_are_added_at_once_are_all_there(folder, tmp_path) -> None:
+    lock = tmp_path / "my.lock"
+    code = "import sys; from minice.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [[str(folder), "--id", f"mine{number}", "--add-to", str(lock)] for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(lambda more: run_python(code, "lock", *more), arguments))
+    assert [one.returncode for one in done] == [0] * 6, done[0].stderr
+    assert {pin.id for pin in parse_lock(lock.read_text()).models} == {f"mine{number}" for number in range(6)}
+
+
+def test_line_ends_stay_what_they_are(folder, graph, run) -> None:
+    first = run(folder, "--id", "first")[1]
+    text = first.replace("\n", "\r\n")
+    added = add_to_lock(text, pin_of(run(folder, "--id", "second")[1]))
+    assert added.startswith(text.rstrip())
+    assert added.count("\n") == added.count("\r\n")

@@ -713,3 +713,8 @@ def test_texts_of_a_pin() -> None:
     for key, text in (("id", "a/b"), ("id", "a."), ("repository", "b"), ("revision", "AB" * 20), ("license", "")):
         with pytest.raises(ValueError, match=r"^expected .*, got "):
             checked_text(key, text)
+
+
+def test_a_number_of_thousands_of_digits_is_no_traceback() -> None:
+    with pytest.raises(LockError, match="not valid TOML"):
+        parse_lock("lock-version = " + "1" * 5_000)
