@@ -774,7 +774,8 @@ def _quantize_target(search: _Search) -> str:
 def _not_found(
     search: _Search, wanted: _Wanted, missing: list[FilePin], lock: Lock | None, absence: _Absent | None = None
 ) -> ModelNotFoundError:
-    step = _other_models(search, wanted, lock) if wanted.pin in missing else ""
+    # Without a tokenizer no other file of the folder helps either.
+    step = _other_models(search, wanted, lock) if missing == [wanted.pin] else ""
     if not step and wanted.source is not None and wanted.pin in missing:
         fp32 = [wanted.source, *(file for file in missing if file is not wanted.pin)]
         step = _how_to_get(search, fp32, then=f"minice quantize {_quantize_target(search)}")

@@ -27,7 +27,7 @@ from minice.engines.batches import checked_lengths, fair_budget
 from minice.engines.onnx_file import Array, read_onnx
 from minice.engines.signature import checked_inputs, checked_output, position_rows, vocabulary_rows
 from minice.engines.threads import Workers, available_cpus
-from minice.errors import EngineUnavailableError, GraphError, ScorerError
+from minice.errors import ClosedError, EngineUnavailableError, GraphError, ScorerError
 
 Floats = NDArray[np.float32]
 
@@ -87,6 +87,7 @@ class OrtEngine:
         self._rounding = sorted({node.op_type for node in graph.nodes if _ROUNDING.fullmatch(node.op_type)})
         self._model = model
         self._session = _open_session(model)
+        self._closed = False
         self._workers = Workers(self.threads)
         self._start_empty_handed()
         self._check_probe()
@@ -143,6 +144,7 @@ class OrtEngine:
 
     def close(self) -> None:
         """End the worker threads and let the session go."""
+        self._closed = True
         self._workers.close()
         with self._lock:
             self._session, self._model = None, b""
@@ -174,6 +176,8 @@ class OrtEngine:
         with self._lock:
             if _exiting.is_set():
                 raise ScorerError("the interpreter is shutting down")
+            if self._closed:
+                raise ClosedError("the engine is closed; open another one")
             if self._session is None:
                 self._session = _open_session(self._model)
             session = self._session

@@ -17,7 +17,7 @@ _INPUT_TYPES: Final[dict[int, "np.dtype[Any]"]] = {_INT32: np.dtype(np.int32), _
 _INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
 _FUSED_EMBEDDINGS: Final = ("EmbedLayerNormalization", "QEmbedLayerNormalization")
 # What lies between a stored table and the rows that are picked from it, or between an input and its use as an index.
-_DECODING: Final = ("DequantizeLinear", "Cast", "Mul", "Identity")
+_DECODING: Final = ("DequantizeLinear", "Cast", "Mul", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 _INDEXING: Final = ("Cast", "Identity")
 _LONGEST_CHAIN: Final = 10
 
@@ -102,7 +102,7 @@ def position_rows(graph: OnnxModel) -> int | None:
     tables = [table for table, index in picks if _origin(index, producers, _INDEXING) not in _INPUTS]
     for node in graph.nodes:
         if node.op_type == "Slice" and node.inputs:
-            table = graph.initializers.get(_origin(node.inputs[0], producers, _DECODING))
+            table = _stored(graph, node.inputs[0], producers)
             tables += [] if table is None else [table]
     lengths: list[int] = [
         table.shape[-2]
@@ -124,9 +124,19 @@ def _picks(graph: OnnxModel, producers: dict[str, Node]) -> Iterator[tuple[Array
         else:
             continue
         for name, index in places:
-            table = graph.initializers.get(_origin(name, producers, _DECODING))
+            table = _stored(graph, name, producers)
             if table is not None:
                 yield table, index
+
+
+def _stored(graph: OnnxModel, name: str, producers: dict[str, Node]) -> Array | None:
+    """The tensor of the file that a value is made of: an initializer, or what a Constant holds."""
+    name = _origin(name, producers, _DECODING)
+    node = producers.get(name)
+    if node is None or node.op_type != "Constant":
+        return graph.initializers.get(name)
+    value = node.attributes.get("value")
+    return value if isinstance(value, np.ndarray) else None
 
 
 def _producers(graph: OnnxModel) -> dict[str, Node]:

@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from minice.errors import ScorerError
+
+_FORK_CHECK_S = 0.5
+
 _CGROUP_QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 
 
@@ -157,6 +161,7 @@ class Task:
         self.failure: BaseException | None = None
         self._work = work
         self._reports = reports
+        self._pid = os.getpid()
         self._claim = threading.Lock()  # taken once: by the worker that runs it, or by who calls it off
         self._done = False
 
@@ -175,7 +180,7 @@ class Task:
         """Call it off if nobody has begun it, else wait until it has ended."""
         if self._claim.acquire(blocking=False):
             return
-        while not self._done:
+        while not self._done and os.getpid() == self._pid:
             time.sleep(0.0005)
 
 
@@ -218,14 +223,14 @@ class Workers:
             for work in works:
                 # One piece waits behind the running ones; more would make other callers wait for all of ours.
                 while len(tasks) - ended > self.count:
-                    _raise_failure(reports.get())
+                    _raise_failure(_next_report(reports))
                     ended += 1
                 if checkpoint is not None:
                     checkpoint()
                 tasks.append(Task(work, reports))
                 self.submit(tasks[-1])
             while ended < len(tasks):
-                _raise_failure(reports.get())
+                _raise_failure(_next_report(reports))
                 ended += 1
                 if ended < len(tasks) and checkpoint is not None:
                     checkpoint()
@@ -251,6 +256,19 @@ class Workers:
     def reset_in_child(self) -> None:
         """After a fork: the parent's threads do not exist here."""
         self._start_empty_handed()
+
+
+def _next_report(reports: "queue.SimpleQueue[Task]") -> Task:
+    """Wait for the next piece to end; in a child that a signal handler forked in the middle of it, nothing will."""
+    pid = os.getpid()
+    while True:
+        try:
+            return reports.get(timeout=_FORK_CHECK_S)
+        except queue.Empty:
+            if os.getpid() != pid:
+                raise ScorerError(
+                    "the process was forked in the middle of the call, whose threads are not here"
+                ) from None
 
 
 def _raise_failure(task: Task) -> None:

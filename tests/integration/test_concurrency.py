@@ -575,6 +575,38 @@ print(len(encoder.score(QUERY, PASSAGES)))
     assert forked(code, tiny.folder, engine) == ["0", "32"]
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
+def test_a_child_that_a_signal_handler_forks_in_the_middle_of_a_call_ends(tiny, engine):
+    code = """
+import signal
+from minice.errors import ScorerError
+encoder = open_tiny(threads=2, max_batch_tokens=64)
+encoder.warm()
+children = []
+
+def handler(*_):
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    children.append(os.fork())
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    for _ in range(10_000):
+        encoder.score(QUERY, PASSAGES)
+        if children:
+            break
+except ScorerError as error:  # in the child, unless the handler ran between two calls
+    assert "forked" in str(error)
+if children[0] == 0:
+    os._exit(0)
+end = time.monotonic() + 20
+while time.monotonic() < end and os.waitpid(children[0], os.WNOHANG) == (0, 0):
+    time.sleep(0.01)
+print("ended" if time.monotonic() < end else "hung")
+"""
+    assert forked(code, tiny.folder, engine) == ["ended"]
+
+
 def score_in_process(encoder, passages, connection):
     connection.send_bytes(encoder.score(QUERY, passages).tobytes())
 

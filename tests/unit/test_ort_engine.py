@@ -20,7 +20,15 @@ from minice.encoding.pairs import LENGTH_LIMIT, PairEncoding, encode_pair
 from minice.encoding.tokenizer import PairTokenizer
 from minice.engines import check_engine_options, open_engine, ort_engine
 from minice.engines.ort_engine import OrtEngine
-from minice.errors import ConfigError, EngineUnavailableError, GraphError, InputError, MiniceError, ScorerError
+from minice.errors import (
+    ClosedError,
+    ConfigError,
+    EngineUnavailableError,
+    GraphError,
+    InputError,
+    MiniceError,
+    ScorerError,
+)
 
 RUNS = [*BERTS, "bert-relu", "bert-int8-cast", "bert-int8-dequantize", "bert-ort-fused", "distilbert"]
 OTHERS_TOO = ["bert-ort-fused", "bert-dynamic-int8"]  # the NumPy engine refuses these
@@ -224,6 +232,17 @@ def test_segments_that_a_buffer_chooses_are_no_positions(opened):
 def test_a_buffer_of_position_numbers_is_no_table(opened):
     # As wide as it is long, it has the shape of one.
     assert opened(tiny_onnx(hidden=POSITIONS)).positions == POSITIONS
+
+
+def test_positions_of_a_constant_node(opened):
+    def inline(proto):
+        (table,) = (t for t in proto.graph.initializer if t.name == "bert.embeddings.position_embeddings.weight")
+        proto.graph.node.insert(0, helper.make_node("Constant", [], ["inline"], value=table))
+        (pick,) = (n for n in proto.graph.node if table.name in n.input)
+        pick.input[0] = "inline"
+        proto.graph.initializer.remove(table)
+
+    assert opened(edited(inline)).positions == POSITIONS
 
 
 def test_no_position_table_is_no_limit_of_the_model(opened):
@@ -485,6 +504,13 @@ def test_session_settings(opened):  # FR 120, FR 122, FR 127, FR 128
     info = json.loads(json.dumps(engine.info()))
     assert (info["threads"], info["memory_arena"], info["memory_pattern"], info["spinning"]) == (3, True, False, False)
     assert (info["exact_across_batches"], info["version"]) == (False, onnxruntime.__version__)
+
+
+def test_a_closed_engine_says_so(opened):
+    engine = opened(tiny_onnx())
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.logits(some_pairs(1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of a process where Linux shows them")
